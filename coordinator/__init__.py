@@ -1,0 +1,1 @@
+"""The coordinator: leases samples, receives rollouts, has them verified, feeds the trainer."""

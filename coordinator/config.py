@@ -1,0 +1,197 @@
+"""The run file (TOML), as the coordinator and the verifier read it. The trainer reads its own section of the same file.
+
+Relative paths are relative to the run file. Unknown fields are refused by name, so a typo never goes unnoticed.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from coordinator.leasing import Scheduling
+from protocol.errors import UserError, explain_validation
+from protocol.signing import public_key
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RunSection(_Section):
+    """What the run is called and where its state lives."""
+
+    name: str = Field(min_length=1, max_length=64)
+    database: str = "sqlite+aiosqlite:///run.db"
+    trainer_key: str
+
+    @field_validator("trainer_key")
+    @classmethod
+    def _is_key(cls, value: str) -> str:
+        try:
+            public_key(value)
+        except Exception as error:
+            raise ValueError(f"no key id ({error}); `trainer identity` prints it") from None
+        return value
+
+
+class ModelSection(_Section):
+    """The policy's Hugging Face folder: tokenizer and config are read here; weights come by SHARDCAST."""
+
+    name: str
+    path: Path
+
+
+class SamplingSection(_Section):
+    """How completions are sampled. Temperature only."""
+
+    temperature: float = Field(1.0, gt=0.0, le=10.0)
+    eos_token_ids: tuple[int, ...] = Field(min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_truncation(cls, values: Any) -> Any:
+        for name in ("top_p", "top_k", "min_p"):
+            if isinstance(values, dict) and name in values:
+                raise ValueError(
+                    f"{name} is refused: truncated supports of old and new policy differ (infinite ratios)"
+                )
+        return values
+
+
+class SchedulingSection(_Section):
+    """Batch shape, staleness, deadlines. Sizes in samples unless named otherwise, times in seconds."""
+
+    groups_per_batch: int = Field(8, ge=1, le=4096)
+    group_size: int = Field(16, ge=1, le=1024)
+    min_group: int = Field(2, ge=1)
+    max_staleness: int = Field(2, ge=0, le=64)
+    lease_term_s: float = Field(60.0, gt=0)
+    group_deadline_s: float = Field(300.0, gt=0)
+    newcomer_share: float = Field(0.5, gt=0, le=1)
+    probation_rollouts: int = Field(32, ge=0)
+
+    @model_validator(mode="after")
+    def _group_fits(self) -> SchedulingSection:
+        if self.min_group > self.group_size:
+            raise ValueError(f"min_group ({self.min_group}) exceeds group_size ({self.group_size})")
+        return self
+
+    def scheduling(self) -> Scheduling:
+        return Scheduling(**self.model_dump())
+
+
+class EnvironmentSection(_Section):
+    """One environment of the mixture, known by `name` (unique) and of `kind` (its name if left out).
+
+    `weight`: share of groups. `params`: the environment's own.
+    """
+
+    name: str = Field(min_length=1, max_length=64)
+    kind: str = ""
+    weight: float = Field(1.0, gt=0)
+    max_tokens: int = Field(ge=1, le=131072)
+    params: dict[str, Any] = {}
+
+
+class VerificationSection(_Section):
+    """How rollouts are verified. `thresholds`: see coordinator.verification.thresholds."""
+
+    audit_fraction: float = Field(1.0, gt=0, le=1)
+    max_strikes: int = Field(3, ge=1)
+    dtype: str = Field("bfloat16", pattern="^(bfloat16|float32)$")
+    resident_versions: int = Field(2, ge=1)
+    claim_rollouts: int = Field(64, ge=1, le=4096)
+    claim_term_s: float = Field(120.0, gt=0)
+    threads: int = Field(1, ge=1)
+    thresholds: dict[str, Any] = {}
+
+
+class ServerSection(_Section):
+    """Listeners. The trainer's stays on loopback unless said otherwise. `advertise_host` is what workers are told."""
+
+    host: str = "127.0.0.1"
+    grpc_port: int = Field(7447, ge=0, le=65535)
+    http_port: int = Field(7448, ge=0, le=65535)
+    trainer_host: str = "127.0.0.1"
+    trainer_port: int = Field(7449, ge=0, le=65535)
+    advertise_host: str = "127.0.0.1"
+    max_payload_bytes: int = Field(4 << 20, ge=1024)
+    max_prompt_tokens: int = Field(4096, ge=1)
+
+
+class ShardcastSection(_Section):
+    """Where weights come from. `relays` are told to workers; `sources` are the verifier's own (relays if empty)."""
+
+    relays: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+
+
+class RunFile(_Section):
+    """A whole run file. `trainer` is kept as it is: trainer.config reads it."""
+
+    run: RunSection
+    model: ModelSection
+    sampling: SamplingSection
+    scheduling: SchedulingSection = SchedulingSection()
+    environments: tuple[EnvironmentSection, ...] = Field(min_length=1)
+    verification: VerificationSection = VerificationSection()
+    server: ServerSection = ServerSection()
+    shardcast: ShardcastSection = ShardcastSection()
+    trainer: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> RunFile:
+        names = [environment.name for environment in self.environments]
+        if len(set(names)) != len(names):
+            raise ValueError("environments: two have the same name")
+        return self
+
+    @property
+    def max_tokens(self) -> int:
+        return max(environment.max_tokens for environment in self.environments)
+
+
+def load_run_file(path: Path) -> RunFile:
+    """Read and check a run file. Raises UserError that names the file, the field and what to do."""
+    try:
+        values = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"there is no run file {path}: `coordinator init` writes one") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the run file {path}: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from error
+    try:
+        run_file = RunFile(**values)
+    except ValidationError as error:
+        raise UserError(explain_validation(error.errors(), str(path))) from None
+    return _resolve(run_file, path.resolve().parent)
+
+
+def _resolve(run_file: RunFile, folder: Path) -> RunFile:
+    """Make relative paths relative to the run file's folder."""
+    database = run_file.run.database
+    prefix = "sqlite+aiosqlite:///"
+    if database.startswith(prefix) and not database.startswith(prefix + "/"):
+        database = prefix + str(folder / database.removeprefix(prefix))
+    return run_file.model_copy(
+        update={
+            "run": run_file.run.model_copy(update={"database": database}),
+            "model": run_file.model.model_copy(update={"path": folder / run_file.model.path}),
+        }
+    )
+
+
+def model_shape(path: Path) -> tuple[int, int]:
+    """(vocabulary size, hidden size) from the model folder's config.json. Raises UserError if it is no model folder."""
+    try:
+        config = json.loads((path / "config.json").read_text())
+        return int(config["vocab_size"]), int(config["hidden_size"])
+    except FileNotFoundError:
+        raise UserError(f"model.path: {path} has no config.json; it must be a Hugging Face model folder") from None
+    except (ValueError, KeyError, OSError) as error:
+        raise UserError(f"model.path: cannot read {path / 'config.json'}: {error!r}") from error

@@ -1,0 +1,1 @@
+"""The HTTP side: run terms, status page, JSON API, metrics, health."""

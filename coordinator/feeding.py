@@ -1,0 +1,237 @@
+"""Executes the trainer's side: versions announced, groups served once, batches acknowledged, steps reported.
+
+A group is assigned to a batch when it is first served; the same batch number gets it again after a crash of either side,
+until a checkpoint acknowledges the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import Row, func, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from coordinator import groups as rules
+from coordinator.groups import Drop, Member, Reopen, Serve
+from coordinator.leasing import Scheduling
+from coordinator.store import database, events, groups, leases, rollouts, versions
+from coordinator.store import tables as t
+from coordinator.store.database import Database
+from coordinator.store.groups import unpack_tokens
+from protocol.errors import UserError
+from protocol.lease import LeaseState, finish
+from protocol.manifest import manifest_digest, open_manifest
+from protocol.policy import PolicyVersion, staleness
+from protocol.rollout import RolloutGroup, VerifiedRollout
+from protocol.signing import SignedEnvelope
+from protocol.wire import floats_from_bytes, rollout_from_payload
+
+_CANDIDATES = 64
+
+
+class Feeding:
+    """What the trainer may ask of the run."""
+
+    def __init__(self, db: Database, *, run_id: str, trainer_key: str, scheduling: Scheduling) -> None:
+        self._db = db
+        self._run_id = run_id
+        self._trainer_key = trainer_key
+        self._scheduling = scheduling
+
+    async def state(self) -> tuple[PolicyVersion | None, int]:
+        """The head version, and the first batch that is not acknowledged."""
+        async with self._db.read() as connection:
+            last = select(func.max(t.batches.c.batch)).where(t.batches.c.acknowledged_at.is_not(None))
+            acknowledged = (await connection.execute(last)).scalar()
+            return await versions.head(connection), 0 if acknowledged is None else acknowledged + 1
+
+    async def announce(self, envelope: SignedEnvelope) -> int:
+        """Record a signed version and return the head. Raises UserError or BadSignature if it can't be."""
+        manifest = open_manifest(envelope, (self._trainer_key,))
+        if manifest.run_id != self._run_id:
+            raise UserError(f"the manifest is of run {manifest.run_id!r}, this is {self._run_id!r}")
+        async with self._db.write() as connection:
+            at = await database.now(connection)
+            digest = str(manifest_digest(envelope.payload))
+            if await versions.announce(
+                connection, version=manifest.policy_version, digest=digest, envelope=envelope, at=at
+            ):
+                await events.record(
+                    connection,
+                    at=at,
+                    actor="trainer",
+                    action="version",
+                    subject=str(manifest.policy_version),
+                    detail=digest,
+                )
+            head = await versions.head(connection)
+        return 0 if head is None else head.version
+
+    async def pull(
+        self, *, batch: int, trainer_version: int, held: Sequence[str], max_groups: int
+    ) -> list[RolloutGroup]:
+        """Groups of this batch that the trainer does not hold yet; newly assigned ones while there is room."""
+        async with self._db.write() as connection:
+            at = await database.now(connection)
+            await self._open_batch(connection, batch, trainer_version, at)
+            assigned = list(
+                await connection.execute(select(t.groups).where(t.groups.c.batch == batch).order_by(t.groups.c.ordinal))
+            )
+            for group in await groups.candidates(connection, at, _CANDIDATES):
+                if len(assigned) >= max_groups:
+                    break
+                if await self._offer(connection, group, batch, trainer_version, at):
+                    assigned.append(group)
+            return [await self._load(connection, group) for group in assigned if group.group_id not in set(held)]
+
+    async def _open_batch(self, connection: AsyncConnection, batch: int, trainer_version: int, at: float) -> None:
+        known = (await connection.execute(select(t.batches).where(t.batches.c.batch == batch))).first()
+        if known is not None:
+            if known.acknowledged_at is not None:
+                raise UserError(f"batch {batch} is acknowledged: a checkpoint holds it; resume from that checkpoint")
+            return
+        await connection.execute(t.batches.insert().values(batch=batch, trainer_version=trainer_version, opened_at=at))
+
+    async def _offer(
+        self, connection: AsyncConnection, group: Row, batch: int, trainer_version: int, at: float
+    ) -> bool:
+        """Apply the staleness gate to one group; True if it is served now."""
+        rows = {row.rollout_id: row for row in await groups.accepted_rollouts(connection, group.group_id)}
+        decision = rules.decide(
+            [Member(row.rollout_id, row.oldest_version) for row in rows.values()],
+            trainer_version=trainer_version,
+            max_staleness=self._scheduling.max_staleness,
+            min_group=self._scheduling.min_group,
+            past_deadline=at >= group.deadline,
+        )
+        for rollout_id in decision.stale:
+            sample_state = "waiting" if isinstance(decision, Reopen) else "dropped"
+            await rollouts.drop(connection, rows[rollout_id], "stale", at, sample_state=sample_state)
+        if isinstance(decision, Reopen):
+            await groups.set_state(connection, group.group_id, "open")
+            return False
+        await self._close(connection, group.group_id)
+        if isinstance(decision, Drop):
+            for rollout_id in decision.orphaned:
+                await rollouts.drop(connection, rows[rollout_id], "incomplete_group", at, sample_state="dropped")
+            await groups.set_state(connection, group.group_id, "dropped")
+            return False
+        await self._consume(connection, group.group_id, decision, rows, batch, trainer_version)
+        return True
+
+    async def _close(self, connection: AsyncConnection, group_id: str) -> None:
+        """Nothing more is generated for this group."""
+        for lease in await leases.live_of_group(connection, group_id):
+            await leases.release(connection, finish(lease, LeaseState.REVOKED))
+        await groups.drop_samples(connection, group_id)
+
+    async def _consume(
+        self,
+        connection: AsyncConnection,
+        group_id: str,
+        decision: Serve,
+        rows: Mapping[str, Row],
+        batch: int,
+        trainer_version: int,
+    ) -> None:
+        await groups.assign(connection, group_id, batch)
+        await rollouts.set_state(connection, decision.fresh, "served")
+        await connection.execute(
+            t.consumptions.insert(),
+            [
+                {
+                    "rollout_id": rollout_id,
+                    "batch": batch,
+                    "staleness": staleness(trainer_version, rows[rollout_id].oldest_version),
+                    "trained": False,
+                }
+                for rollout_id in decision.fresh
+            ],
+        )
+
+    async def _load(self, connection: AsyncConnection, group: Row) -> RolloutGroup:
+        rows = await connection.execute(
+            select(
+                t.rollouts.c.rollout_id,
+                t.rollouts.c.sample_id,
+                t.rollouts.c.worker_id,
+                t.payloads.c.payload,
+                t.verdicts.c.reward,
+                t.verdicts.c.old_logprobs,
+                t.verdicts.c.audited,
+            )
+            .join(t.payloads, t.payloads.c.rollout_id == t.rollouts.c.rollout_id)
+            .join(t.verdicts, t.verdicts.c.rollout_id == t.rollouts.c.rollout_id)
+            .join(t.consumptions, t.consumptions.c.rollout_id == t.rollouts.c.rollout_id)
+            .where(t.rollouts.c.group_id == group.group_id)
+            .order_by(t.rollouts.c.sample_id)
+        )
+        return RolloutGroup(
+            group_id=group.group_id,
+            task_id=f"{group.environment}/{group.task_index}",
+            environment=group.environment,
+            prompt_token_ids=unpack_tokens(group.prompt_token_ids),
+            n_requested=group.n_samples,
+            rollouts=tuple(
+                VerifiedRollout(
+                    rollout_id=row.rollout_id,
+                    sample_id=row.sample_id,
+                    worker_id=row.worker_id,
+                    rollout=rollout_from_payload(rollouts.unpack_payload(row.payload)),
+                    reward=row.reward,
+                    old_logprobs=floats_from_bytes(row.old_logprobs),
+                    audited=row.audited,
+                )
+                for row in rows
+            ),
+        )
+
+    async def acknowledge(self, through_batch: int) -> int:
+        """A checkpoint holds every batch up to this one: they are never served again. Returns how many were new."""
+        async with self._db.write() as connection:
+            at = await database.now(connection)
+            rows = await connection.execute(
+                select(t.batches.c.batch).where(
+                    t.batches.c.batch <= through_batch, t.batches.c.acknowledged_at.is_(None)
+                )
+            )
+            numbers = [row.batch for row in rows]
+            if not numbers:
+                return 0
+            await connection.execute(update(t.batches).where(t.batches.c.batch.in_(numbers)).values(acknowledged_at=at))
+            await connection.execute(update(t.groups).where(t.groups.c.batch.in_(numbers)).values(state="done"))
+            served = select(t.consumptions.c.rollout_id).where(t.consumptions.c.batch.in_(numbers))
+            await connection.execute(
+                update(t.rollouts).where(t.rollouts.c.rollout_id.in_(served)).values(state="trained")
+            )
+            return len(numbers)
+
+    async def report(
+        self,
+        *,
+        batch: int,
+        trainer_version: int,
+        optimizer_steps: int,
+        metrics: Mapping[str, float],
+        dropped: Mapping[str, int],
+        trained: Sequence[str],
+    ) -> None:
+        """Record what a step did. A repeated report (after a crash) replaces the earlier one."""
+        async with self._db.write() as connection:
+            at = await database.now(connection)
+            await connection.execute(t.steps.delete().where(t.steps.c.batch == batch))
+            await connection.execute(
+                t.steps.insert().values(
+                    batch=batch,
+                    trainer_version=trainer_version,
+                    optimizer_steps=optimizer_steps,
+                    metrics=dict(metrics),
+                    dropped=dict(dropped),
+                    reported_at=at,
+                )
+            )
+            await connection.execute(
+                update(t.consumptions)
+                .where(t.consumptions.c.batch == batch, t.consumptions.c.rollout_id.in_(list(trained)))
+                .values(trained=True)
+            )

@@ -1,0 +1,75 @@
+"""Two gRPC listeners: a public one for workers, a private one for the trainer, each with health checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+
+from coordinator.interceptors import ErrorInterceptor, TrainerAuthInterceptor, WorkerAuthInterceptor
+from coordinator.service import TrainerService, WorkerService
+from protocol.errors import UserError
+from protos.rollswarm.v1 import trainer_pb2_grpc, worker_pb2_grpc
+
+_ENVELOPE_OVERHEAD_BYTES = 4096
+_TRAINER_MESSAGE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A started server and the port it listens on."""
+
+    server: grpc.aio.Server
+    port: int
+
+    async def stop(self, grace_s: float) -> None:
+        await self.server.stop(grace_s)
+
+
+async def serve_workers(
+    service: WorkerService, *, secret: bytes, host: str, port: int, max_payload_bytes: int
+) -> Listener:
+    """The public listener. A message larger than a submission may be is refused before it is parsed."""
+    server = grpc.aio.server(
+        interceptors=(ErrorInterceptor(), WorkerAuthInterceptor(secret, service.clock)),
+        options=(
+            ("grpc.max_receive_message_length", max_payload_bytes + _ENVELOPE_OVERHEAD_BYTES),
+            ("grpc.so_reuseport", 0),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ),
+    )
+    worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    return await _start(server, host, port, "server.grpc_port", ("rollswarm.v1.WorkerService",))
+
+
+async def serve_trainer(service: TrainerService, *, token: str, host: str, port: int) -> Listener:
+    """The private listener."""
+    server = grpc.aio.server(
+        interceptors=(ErrorInterceptor(), TrainerAuthInterceptor(token)),
+        options=(
+            ("grpc.max_receive_message_length", _TRAINER_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", _TRAINER_MESSAGE_BYTES),
+            ("grpc.so_reuseport", 0),
+        ),
+    )
+    trainer_pb2_grpc.add_TrainerServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    return await _start(server, host, port, "server.trainer_port", ("rollswarm.v1.TrainerService",))
+
+
+async def _start(server: grpc.aio.Server, host: str, port: int, field: str, services: Sequence[str]) -> Listener:
+    health = health_aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    for name in ("", *services):
+        await health.set(name, health_pb2.HealthCheckResponse.SERVING)
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError:
+        bound = 0
+    if bound == 0:
+        raise UserError(f"cannot listen on {host}:{port} ({field}): the port is in use or not ours; choose another")
+    await server.start()
+    return Listener(server, bound)

@@ -1,0 +1,93 @@
+"""`coordinator init`: a run folder that works as it is, with every field written out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from coordinator.config import load_run_file, model_shape
+from protocol import keyfile
+from protocol.errors import UserError
+
+_TEMPLATE = """\
+# A Rollswarm run. Relative paths are relative to this file. Fields are described in docs/run-file.md.
+
+[run]
+name = {name}
+database = "sqlite+aiosqlite:///run.db"        # or postgresql+asyncpg://user:password@host/name
+trainer_key = {trainer_key}
+
+[model]
+name = {model_name}
+path = {model}
+
+[sampling]
+temperature = 1.0
+eos_token_ids = {eos}
+
+[scheduling]
+groups_per_batch = 8
+group_size = 16
+min_group = 8
+max_staleness = 2
+lease_term_s = 60.0
+group_deadline_s = 300.0
+newcomer_share = 0.5
+probation_rollouts = 32
+
+[[environments]]
+name = "arithmetic"
+weight = 1.0
+max_tokens = 8
+
+[verification]
+audit_fraction = 1.0
+max_strikes = 3
+
+[server]
+host = "127.0.0.1"
+grpc_port = 7447
+http_port = 7448
+trainer_port = 7449
+advertise_host = "127.0.0.1"
+
+[shardcast]
+relays = {relays}
+
+[trainer]
+loss = "ipo"
+learning_rate = 1e-5
+versions = 100
+"""
+
+
+def init_run(folder: Path, *, name: str, model: Path, relays: tuple[str, ...]) -> Path:
+    """Write run.toml, coordinator.key and trainer.key into `folder`; returns the run file's path.
+
+    Raises UserError if a run file is there already, or the model folder can't be used.
+    """
+    path = folder / "run.toml"
+    if path.exists():
+        raise UserError(f"{path} exists: choose another folder, or edit it")
+    model_shape(model)
+    folder.mkdir(parents=True, exist_ok=True)
+    keyfile.load_or_create(folder / "coordinator.key")
+    trainer, _ = keyfile.load_or_create(folder / "trainer.key")
+    path.write_text(
+        _TEMPLATE.format(
+            name=json.dumps(name),
+            trainer_key=json.dumps(trainer.key_id),
+            model_name=json.dumps(model.resolve().name),
+            model=json.dumps(str(model.resolve())),
+            eos=json.dumps(_eos_token_ids(model)),
+            relays=json.dumps(list(relays or ("http://127.0.0.1:8601",))),
+        )
+    )
+    load_run_file(path)
+    return path
+
+
+def _eos_token_ids(model: Path) -> list[int]:
+    """What the model's config calls end of sequence; 0 if it says nothing."""
+    eos = json.loads((model / "config.json").read_text()).get("eos_token_id", 0)
+    return [int(token) for token in (eos if isinstance(eos, list) else [eos])]

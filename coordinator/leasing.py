@@ -1,0 +1,229 @@
+"""Executes leasing: acquire, renew, return, and the return of what has expired.
+
+Every call is one transaction; deadlines go by the database's clock. Called by the gRPC service, and knows nothing of gRPC.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from coordinator import dispatch
+from coordinator.store import database, groups, leases, rollouts, run, versions, workers
+from coordinator.store.database import Database
+from coordinator.store.groups import LeasableSample, NewGroup
+from protocol import lease as lease_rules
+from protocol.errors import WorkerFault
+from protocol.lease import Commitment, Lease, LeaseState
+from protocol.ledger import is_newcomer
+from protocol.policy import oldest_admissible
+from protocol.rollout import RejectionReason, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """The numbers that leasing goes by. Sizes are in samples unless named otherwise, times in seconds."""
+
+    groups_per_batch: int
+    group_size: int
+    min_group: int
+    max_staleness: int
+    lease_term_s: float
+    group_deadline_s: float
+    newcomer_share: float
+    probation_rollouts: int
+
+    @property
+    def batch_samples(self) -> int:
+        return self.groups_per_batch * self.group_size
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentShare:
+    """One environment of the run's mixture. `make_task(index)` and `max_tokens` come from the environment."""
+
+    name: str
+    weight: float
+    max_tokens: int
+    make_task: Callable[[int], Task]
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Leases with what each needs on the wire; `head` and `reason` go along."""
+
+    leases: tuple[tuple[Lease, LeasableSample], ...]
+    head: int
+    reason: str
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """A lease after a renewal; `problem` is set if it is not live."""
+
+    lease_id: str
+    deadline: float
+    problem: str = ""
+
+
+class Leasing:
+    """Grants samples to workers."""
+
+    def __init__(
+        self,
+        db: Database,
+        *,
+        secret: bytes,
+        scheduling: Scheduling,
+        environments: Sequence[EnvironmentShare],
+        tokenize: Callable[[str], Sequence[int]],
+    ) -> None:
+        self._db = db
+        self._secret = secret
+        self._scheduling = scheduling
+        self._environments = {share.name: share for share in environments}
+        self._tokenize = tokenize
+
+    async def acquire(self, worker_id: str, wanted: int) -> Granted:
+        """Grant up to `wanted` leases. Raises WorkerFault if the worker is banned or unknown."""
+        current = await run.load(self._db)
+        assert current is not None
+        async with self._db.write() as connection:
+            at = await database.now(connection)
+            standing = await workers.standing(connection, worker_id)
+            if standing is None or standing.banned:
+                why = "this key never registered" if standing is None else f"this key is banned: {standing.ban_reason}"
+                raise WorkerFault(RejectionReason.LEASE, why)
+            await workers.seen(connection, worker_id, at)
+            await self._expire(connection, at)
+            head = await versions.head(connection)
+            if head is None:
+                return Granted((), 0, "no policy version is published yet", at)
+            granted = dispatch.grant(
+                wanted=wanted,
+                newcomer=is_newcomer(standing, self._scheduling.probation_rollouts),
+                paused=current.paused,
+                load=await self._load(connection),
+                max_staleness=self._scheduling.max_staleness,
+                batch_samples=self._scheduling.batch_samples,
+                newcomer_share=self._scheduling.newcomer_share,
+            )
+            if granted.count == 0:
+                return Granted((), head.version, granted.reason, at)
+            chosen = await self._choose(connection, worker_id, granted.count, at)
+            min_version = oldest_admissible(head.version, self._scheduling.max_staleness)
+            deadline = at + self._scheduling.lease_term_s
+            out = []
+            for sample in chosen:
+                lease = Lease(secrets.token_hex(16), sample.sample_id, worker_id, min_version, deadline)
+                await leases.insert(connection, lease, at)
+                out.append((lease, sample))
+            return Granted(tuple(out), head.version, "", at)
+
+    async def renew(self, worker_id: str, progress: Sequence[tuple[str, Commitment]]) -> tuple[list[Renewal], int]:
+        """Extend leases and commit to progress; also returns the head version.
+
+        A lease whose rollout could no longer be accepted is revoked, so that the worker stops at once.
+        """
+        renewals: list[Renewal] = []
+        async with self._db.write() as connection:
+            at = await database.now(connection)
+            await workers.seen(connection, worker_id, at)
+            await self._expire(connection, at)
+            head = await versions.head(connection)
+            version = 0 if head is None else head.version
+            for lease_id, commitment in progress:
+                lease = await leases.get(connection, lease_id)
+                if lease is None or lease.worker_id != worker_id:
+                    renewals.append(Renewal(lease_id, 0.0, "there is no such lease of yours"))
+                    continue
+                renewals.append(await self._renew_one(connection, lease, commitment, at, version))
+        return renewals, version
+
+    async def _renew_one(
+        self, connection: AsyncConnection, lease: Lease, commitment: Commitment, at: float, head: int
+    ) -> Renewal:
+        try:
+            renewed = lease_rules.renew(
+                lease,
+                commitment,
+                now=at,
+                term=self._scheduling.lease_term_s,
+                oldest=oldest_admissible(head, self._scheduling.max_staleness),
+            )
+        except WorkerFault as fault:
+            if lease.state is LeaseState.LIVE:
+                await leases.release(connection, lease_rules.finish(lease, LeaseState.REVOKED))
+            return Renewal(lease.lease_id, 0.0, fault.detail)
+        await leases.save(connection, renewed)
+        return Renewal(lease.lease_id, renewed.deadline)
+
+    async def give_back(self, worker_id: str, lease_ids: Sequence[str]) -> int:
+        """Free the worker's live leases; how many there were."""
+        returned = 0
+        async with self._db.write() as connection:
+            for lease_id in lease_ids:
+                lease = await leases.get(connection, lease_id)
+                if lease is not None and lease.worker_id == worker_id and lease.state is LeaseState.LIVE:
+                    await leases.release(connection, lease_rules.finish(lease, LeaseState.RETURNED))
+                    returned += 1
+        return returned
+
+    async def expire(self) -> int:
+        """Free what is overdue; how many leases there were."""
+        async with self._db.write() as connection:
+            return await self._expire(connection, await database.now(connection))
+
+    async def _expire(self, connection: AsyncConnection, at: float) -> int:
+        overdue = await leases.overdue(connection, at)
+        for lease in overdue:
+            await leases.release(connection, lease_rules.expire(lease, at))
+        return len(overdue)
+
+    async def _load(self, connection: AsyncConnection) -> dispatch.Load:
+        return dispatch.Load(
+            leased=await leases.count_live(connection),
+            unconsumed=await rollouts.count_unconsumed(connection),
+            newcomers_leased=await leases.count_live_of_newcomers(connection, self._scheduling.probation_rollouts),
+        )
+
+    async def _choose(self, connection: AsyncConnection, worker_id: str, count: int, at: float) -> list[LeasableSample]:
+        """Waiting samples, oldest first; new groups are made while there are too few."""
+        found = await groups.waiting(connection, count)
+        while len(found) < count:
+            await self._new_group(connection, at)
+            found = await groups.waiting(connection, count)
+        held = await leases.refused_samples(connection, worker_id, [sample.sample_id for sample in found])
+        by_id = {sample.sample_id: sample for sample in found}
+        return [by_id[sample_id] for sample_id in dispatch.order_for_worker(list(by_id), held)][:count]
+
+    async def _new_group(self, connection: AsyncConnection, at: float) -> None:
+        ordinal = await groups.next_ordinal(connection)
+        dispatched = await groups.count_by_environment(connection)
+        weights = {name: share.weight for name, share in self._environments.items()}
+        share = self._environments[dispatch.choose_environment(weights, dispatched)]
+        index = dispatched.get(share.name, 0)
+        task = share.make_task(index)
+        group_id = f"g{ordinal}"
+        await groups.insert(
+            connection,
+            NewGroup(
+                group_id=group_id,
+                ordinal=ordinal,
+                environment=share.name,
+                task_index=index,
+                prompt=task.prompt,
+                prompt_token_ids=tuple(self._tokenize(task.prompt)),
+                reference=task.reference,
+                max_tokens=share.max_tokens,
+                seeds=tuple(
+                    dispatch.sample_seed(self._secret, f"{group_id}-{i}") for i in range(self._scheduling.group_size)
+                ),
+                deadline=at + self._scheduling.group_deadline_s,
+            ),
+            at,
+        )

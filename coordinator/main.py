@@ -1,0 +1,159 @@
+"""`coordinator init | serve | verify | ban | pardon | pause | resume`. Imports nothing heavy until a command runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from protocol.cli import run_app, set_up_logging
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from coordinator.serve import Addresses
+
+app = typer.Typer(
+    help="The coordinator leases samples to workers, has their rollouts verified, and feeds the trainer.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigPath = Annotated[Path, typer.Option("--config", "-c", help="The run file (TOML).")]
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Folder of the new run.")],
+    model: Annotated[Path, typer.Option("--model", help="Hugging Face folder of the policy.")],
+    name: Annotated[str, typer.Option("--name", help="What the run is called.")] = "run",
+    relay: Annotated[
+        list[str] | None, typer.Option("--relay", help="URL of a relay that workers use. May be repeated.")
+    ] = None,
+) -> None:
+    """Make a run folder: a run file with every field, the coordinator's key, the trainer's key."""
+    from coordinator.init import init_run
+
+    path = init_run(folder, name=name, model=model, relays=tuple(relay or ()))
+    typer.echo(f"wrote {path}: look at it, then `coordinator serve --config {path}`")
+
+
+@app.command()
+def serve(config: ConfigPath) -> None:
+    """Serve workers, the trainer, and the status page."""
+    import asyncio
+
+    from coordinator import trainer_token
+    from coordinator.config import load_run_file
+    from coordinator.serve import serve as run_server
+    from protocol import keyfile
+
+    set_up_logging()
+    run_file = load_run_file(config)
+    folder = config.resolve().parent
+    identity, made = keyfile.load_or_create(folder / "coordinator.key")
+    if made:
+        typer.echo(f"made the coordinator's key {folder / 'coordinator.key'}: keep a copy, workers pin it")
+    token = trainer_token.load_or_create(folder / "trainer.token")
+
+    async def run() -> None:
+        await run_server(run_file, identity=identity, trainer_token=token, stop=_stop_event(), on_ready=_print_ready)
+
+    asyncio.run(run())
+
+
+@app.command()
+def verify(
+    config: ConfigPath,
+    cache: Annotated[
+        Path | None, typer.Option("--cache", help="Where weights are kept; beside the run file if not given.")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="Where the prefill runs.")] = "cpu",
+) -> None:
+    """Verify rollouts. Start as many as there are trusted accelerators; they share the work through the database."""
+    import asyncio
+
+    from coordinator.config import load_run_file
+    from coordinator.verification.process import run_verifier
+
+    set_up_logging()
+    run_file = load_run_file(config)
+    folder = cache or config.resolve().parent / "verifier-cache"
+
+    async def run() -> None:
+        await run_verifier(run_file, cache=folder, device=device, stop=_stop_event())
+
+    asyncio.run(run())
+
+
+@app.command()
+def ban(config: ConfigPath, worker: str, reason: Annotated[str, typer.Option("--reason")] = "by the operator") -> None:
+    """Take nothing more from a worker (its key id, or the first digits of it) and purge its untrained rollouts."""
+    _set_standing(config, worker, reason, banned=True)
+
+
+@app.command()
+def pardon(
+    config: ConfigPath, worker: str, reason: Annotated[str, typer.Option("--reason")] = "by the operator"
+) -> None:
+    """Lift a ban and clear the strikes. Credits are untouched."""
+    _set_standing(config, worker, reason, banned=False)
+
+
+@app.command()
+def pause(config: ConfigPath) -> None:
+    """Grant no more leases. What is out may still come in."""
+    _set_paused(config, True)
+
+
+@app.command()
+def resume(config: ConfigPath) -> None:
+    """Grant leases again."""
+    _set_paused(config, False)
+
+
+def _set_standing(config: Path, worker: str, reason: str, *, banned: bool) -> None:
+    import asyncio
+
+    from coordinator.config import load_run_file
+    from coordinator.operate import set_standing
+
+    worker_id = asyncio.run(set_standing(load_run_file(config).run.database, worker, reason, banned=banned))
+    typer.echo(f"{worker_id} is {'banned' if banned else 'pardoned'}")
+
+
+def _set_paused(config: Path, paused: bool) -> None:
+    import asyncio
+
+    from coordinator.config import load_run_file
+    from coordinator.operate import set_paused
+
+    asyncio.run(set_paused(load_run_file(config).run.database, paused))
+    typer.echo("paused: no leases are granted" if paused else "leases are granted again")
+
+
+def _print_ready(addresses: Addresses) -> None:
+    print(f"ready url={addresses.http} grpc={addresses.grpc} trainer={addresses.trainer}", flush=True)
+
+
+def _stop_event() -> asyncio.Event:
+    """Set by SIGTERM or Ctrl-C."""
+    import asyncio
+    import signal
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+def main() -> None:
+    """Console script."""
+    run_app("coordinator", app)
+
+
+if __name__ == "__main__":
+    main()

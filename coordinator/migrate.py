@@ -1,0 +1,49 @@
+"""Brings a database to the current schema with Alembic; safe to call from several processes at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import text
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import OperationalError
+
+from coordinator.store.database import Database
+from protocol.errors import UserError
+
+_MIGRATIONS = Path(__file__).parent / "migrations"
+_LOCK_KEY = 0x726F6C6C  # "roll": the advisory lock that replicas migrate under
+
+
+async def upgrade(url: str, revision: str = "head") -> None:
+    """Migrate up. Raises UserError if the database can't be reached or written."""
+    await _migrate(url, lambda config: command.upgrade(config, revision))
+
+
+async def downgrade(url: str, revision: str) -> None:
+    """Migrate down to `revision` ("base" for an empty database)."""
+    await _migrate(url, lambda config: command.downgrade(config, revision))
+
+
+async def _migrate(url: str, step: Callable[[Config], None]) -> None:
+    db = Database.open(url)
+
+    def run(connection: Connection) -> None:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK_KEY})"))
+        config = Config()
+        config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+        config.attributes["connection"] = connection
+        step(config)
+
+    try:
+        async with db.write() as connection:
+            await connection.run_sync(run)
+    except (TimeoutError, OperationalError, OSError, ConnectionError) as error:
+        reason = str(getattr(error, "orig", error)).splitlines()[0]
+        raise UserError(f"cannot use the database {db.engine.url.render_as_string()}: {reason}") from None
+    finally:
+        await db.close()

@@ -1,0 +1,98 @@
+"""The engine, transactions, and the database's clock. SQLite (embedded) and PostgreSQL by the same code."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Float, event, func, literal_column, select
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from protocol.errors import UserError
+
+_BUSY_TIMEOUT_S = 30.0
+_WRITE = {"rollswarm_write": True}
+
+
+class Database:
+    """A pool of connections to the run's database."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.engine = engine
+        self.is_sqlite = engine.dialect.name == "sqlite"
+
+    @classmethod
+    def open(cls, url: str) -> Database:
+        """Open `sqlite+aiosqlite:///…` or `postgresql+asyncpg://…`. Raises UserError for a URL of another kind."""
+        try:
+            parsed = make_url(url)
+        except ArgumentError:
+            raise UserError(f"run.database is no database URL: {url!r}") from None
+        if parsed.drivername not in ("sqlite+aiosqlite", "postgresql+asyncpg"):
+            raise UserError(
+                f"run.database names {parsed.drivername!r}; use sqlite+aiosqlite:///FILE or postgresql+asyncpg://…"
+            )
+        if parsed.drivername == "postgresql+asyncpg":
+            return cls(create_async_engine(parsed, pool_size=10, pool_pre_ping=True))
+        if parsed.database and parsed.database != ":memory:":
+            Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+        engine = create_async_engine(parsed, connect_args={"timeout": _BUSY_TIMEOUT_S})
+        _prepare_sqlite(engine)
+        return cls(engine)
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[AsyncConnection]:
+        """One read-write transaction: committed at the end of the block, rolled back if it raises."""
+        async with self.engine.connect() as connection:
+            connection = await connection.execution_options(**_WRITE)
+            async with connection.begin():
+                yield connection
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncConnection]:
+        """A consistent snapshot to read from."""
+        async with self.engine.connect() as connection, connection.begin():
+            yield connection
+
+    async def close(self) -> None:
+        await self.engine.dispose()
+
+
+async def now(connection: AsyncConnection) -> float:
+    """Unix time in seconds by the database's clock: the only clock that deadlines go by."""
+    if connection.dialect.name == "sqlite":
+        expression: Any = literal_column("(julianday('now') - 2440587.5) * 86400.0", Float)
+    else:
+        expression = func.extract("epoch", func.clock_timestamp())
+    return float((await connection.execute(select(expression))).scalar_one())
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Is this a database that can't be reached (as against a wrong statement)?"""
+    return isinstance(error, OperationalError | ConnectionError | OSError)
+
+
+def _prepare_sqlite(engine: AsyncEngine) -> None:
+    """WAL, foreign keys, and transactions that take the write lock when they begin, not at their first write.
+
+    A transaction that reads first and writes later would otherwise fail with "database is locked" whatever the timeout.
+    """
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def _connect(dbapi_connection: Any, _record: Any) -> None:
+        dbapi_connection.isolation_level = None
+        cursor = dbapi_connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")  # a receipt promises that the rollout survives a crash
+        cursor.execute("PRAGMA foreign_keys=ON")
+        cursor.execute(f"PRAGMA busy_timeout={int(_BUSY_TIMEOUT_S * 1000)}")
+        cursor.close()
+
+    @event.listens_for(engine.sync_engine, "begin")
+    def _begin(connection: Any) -> None:
+        write = connection.get_execution_options().get("rollswarm_write", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")

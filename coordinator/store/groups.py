@@ -1,0 +1,154 @@
+"""Groups and their samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Row, func, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from coordinator.store.tables import groups, rollouts, samples
+
+
+@dataclass(frozen=True, slots=True)
+class NewGroup:
+    """A group as dispatch makes it. `seeds`: one 63-bit seed per sample."""
+
+    group_id: str
+    ordinal: int
+    environment: str
+    task_index: int
+    prompt: str
+    prompt_token_ids: tuple[int, ...]
+    reference: Any
+    max_tokens: int
+    seeds: tuple[int, ...]
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeasableSample:
+    """A sample with what a lease of it must say."""
+
+    sample_id: str
+    group_id: str
+    seed: int
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+
+
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    return np.asarray(token_ids, dtype="<u4").tobytes()
+
+
+def unpack_tokens(packed: bytes) -> tuple[int, ...]:
+    return tuple(np.frombuffer(packed, dtype="<u4").tolist())
+
+
+async def insert(connection: AsyncConnection, group: NewGroup, at: float) -> None:
+    """Store a group and its samples."""
+    await connection.execute(
+        groups.insert().values(
+            group_id=group.group_id,
+            ordinal=group.ordinal,
+            environment=group.environment,
+            task_index=group.task_index,
+            prompt=group.prompt,
+            prompt_token_ids=pack_tokens(group.prompt_token_ids),
+            reference=group.reference,
+            max_tokens=group.max_tokens,
+            n_samples=len(group.seeds),
+            state="open",
+            created_at=at,
+            deadline=group.deadline,
+        )
+    )
+    await connection.execute(
+        samples.insert(),
+        [
+            {
+                "sample_id": f"{group.group_id}-{i}",
+                "group_id": group.group_id,
+                "ordinal": group.ordinal * 4096 + i,
+                "seed": seed,
+                "state": "waiting",
+                "attempts": 0,
+            }
+            for i, seed in enumerate(group.seeds)
+        ],
+    )
+
+
+async def get(connection: AsyncConnection, group_id: str) -> Row | None:
+    return (await connection.execute(select(groups).where(groups.c.group_id == group_id))).first()
+
+
+async def next_ordinal(connection: AsyncConnection) -> int:
+    newest = (await connection.execute(select(func.max(groups.c.ordinal)))).scalar()
+    return 0 if newest is None else newest + 1
+
+
+async def count_by_environment(connection: AsyncConnection) -> dict[str, int]:
+    """Groups made so far per environment: where each environment's order of tasks stands."""
+    rows = await connection.execute(select(groups.c.environment, func.count().label("n")).group_by("environment"))
+    return {row.environment: row.n for row in rows}
+
+
+async def waiting(connection: AsyncConnection, limit: int) -> list[LeasableSample]:
+    """Samples that wait for a lease, oldest group first."""
+    rows = await connection.execute(
+        select(samples.c.sample_id, samples.c.seed, groups.c.group_id, groups.c.prompt_token_ids, groups.c.max_tokens)
+        .join(groups, groups.c.group_id == samples.c.group_id)
+        .where(samples.c.state == "waiting", groups.c.state == "open")
+        .order_by(samples.c.ordinal)
+        .limit(limit)
+    )
+    return [
+        LeasableSample(row.sample_id, row.group_id, row.seed, unpack_tokens(row.prompt_token_ids), row.max_tokens)
+        for row in rows
+    ]
+
+
+async def set_sample(connection: AsyncConnection, sample_id: str, state: str) -> None:
+    await connection.execute(update(samples).where(samples.c.sample_id == sample_id).values(state=state))
+
+
+async def set_state(connection: AsyncConnection, group_id: str, state: str) -> None:
+    await connection.execute(update(groups).where(groups.c.group_id == group_id).values(state=state))
+
+
+async def assign(connection: AsyncConnection, group_id: str, batch: int) -> None:
+    """Serve the group in `batch`."""
+    await connection.execute(update(groups).where(groups.c.group_id == group_id).values(state="served", batch=batch))
+
+
+async def drop_samples(connection: AsyncConnection, group_id: str) -> None:
+    """No sample of this group is leased any more."""
+    await connection.execute(
+        update(samples)
+        .where(samples.c.group_id == group_id, samples.c.state.in_(("waiting", "leased")))
+        .values(state="dropped")
+    )
+
+
+async def candidates(connection: AsyncConnection, at: float, limit: int) -> list[Row]:
+    """Groups that might be served now: complete ones, then open ones past their deadline; oldest first."""
+    return list(
+        await connection.execute(
+            select(groups)
+            .where((groups.c.state == "ready") | ((groups.c.state == "open") & (groups.c.deadline <= at)))
+            .order_by(groups.c.ordinal)
+            .limit(limit)
+        )
+    )
+
+
+async def accepted_rollouts(connection: AsyncConnection, group_id: str) -> list[Row]:
+    return list(
+        await connection.execute(
+            select(rollouts).where(rollouts.c.group_id == group_id, rollouts.c.state == "accepted")
+        )
+    )

@@ -1,0 +1,195 @@
+"""Rollouts: received, claimed by verifiers, judged, dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import zstandard
+from sqlalchemy import Row, func, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from coordinator.store import events, groups
+from coordinator.store import tables as t
+from coordinator.store.groups import unpack_tokens
+from protocol.rollout import Rollout
+from protocol.signing import SignedEnvelope
+from protocol.wire import rollout_from_payload
+
+UNCONSUMED = ("pending", "verifying", "accepted")
+_COMPRESSION_LEVEL = 3
+_PAYLOAD_BYTES_MAX = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRollout:
+    """A rollout to verify, with what our own side knows about its task."""
+
+    rollout_id: str
+    worker_id: str
+    rollout: Rollout
+    group_id: str
+    environment: str
+    task_index: int
+    prompt: str
+    prompt_token_ids: tuple[int, ...]
+    reference: Any
+    max_tokens: int
+    seed: int
+    attempts: int
+
+
+async def insert(
+    connection: AsyncConnection,
+    *,
+    rollout_id: str,
+    rollout: Rollout,
+    group_id: str,
+    worker_id: str,
+    envelope: SignedEnvelope,
+    at: float,
+) -> None:
+    """Store a submission as it came. Raises IntegrityError if its sample or lease was answered already."""
+    await connection.execute(
+        t.rollouts.insert().values(
+            rollout_id=rollout_id,
+            sample_id=rollout.sample_id,
+            group_id=group_id,
+            lease_id=rollout.lease_id,
+            worker_id=worker_id,
+            received_at=at,
+            tokens=len(rollout.token_ids),
+            oldest_version=rollout.oldest_version,
+            newest_version=rollout.newest_version,
+            spans=len(rollout.spans),
+            state="pending",
+            attempts=0,
+        )
+    )
+    await connection.execute(
+        t.payloads.insert().values(
+            rollout_id=rollout_id,
+            payload=zstandard.ZstdCompressor(level=_COMPRESSION_LEVEL).compress(envelope.payload),
+            key_id=envelope.key_id,
+            signature=envelope.signature,
+        )
+    )
+
+
+async def get(connection: AsyncConnection, rollout_id: str) -> Row | None:
+    return (await connection.execute(select(t.rollouts).where(t.rollouts.c.rollout_id == rollout_id))).first()
+
+
+async def count_unconsumed(connection: AsyncConnection) -> int:
+    """Received and neither served to the trainer nor refused."""
+    return int((await connection.execute(select(func.count()).where(t.rollouts.c.state.in_(UNCONSUMED)))).scalar_one())
+
+
+async def claim(
+    connection: AsyncConnection, *, verifier: str, limit: int, at: float, term: float
+) -> list[PendingRollout]:
+    """Claim rollouts to verify: pending ones, and those whose claim has run out (their verifier died).
+
+    Rows of one group are neighbours, so that its prompt is prefilled once. SKIP LOCKED lets verifiers run side by side.
+    """
+    free = (t.rollouts.c.state == "pending") | (
+        (t.rollouts.c.state == "verifying") & (t.rollouts.c.claim_deadline <= at)
+    )
+    ids = (
+        (
+            await connection.execute(
+                select(t.rollouts.c.rollout_id)
+                .where(free)
+                .order_by(t.rollouts.c.received_at)
+                .limit(limit)
+                .with_for_update(skip_locked=True)
+            )
+        )
+        .scalars()
+        .all()
+    )
+    if not ids:
+        return []
+    await connection.execute(
+        update(t.rollouts)
+        .where(t.rollouts.c.rollout_id.in_(ids))
+        .values(state="verifying", verifier=verifier, claim_deadline=at + term, attempts=t.rollouts.c.attempts + 1)
+    )
+    return await _pending(connection, ids)
+
+
+async def _pending(connection: AsyncConnection, ids: Sequence[str]) -> list[PendingRollout]:
+    rows = await connection.execute(
+        select(t.rollouts, t.payloads.c.payload, t.groups, t.samples.c.seed)
+        .join(t.payloads, t.payloads.c.rollout_id == t.rollouts.c.rollout_id)
+        .join(t.groups, t.groups.c.group_id == t.rollouts.c.group_id)
+        .join(t.samples, t.samples.c.sample_id == t.rollouts.c.sample_id)
+        .where(t.rollouts.c.rollout_id.in_(ids))
+        .order_by(t.groups.c.ordinal, t.rollouts.c.sample_id)
+    )
+    return [
+        PendingRollout(
+            rollout_id=row.rollout_id,
+            worker_id=row.worker_id,
+            rollout=rollout_from_payload(unpack_payload(row.payload)),
+            group_id=row.group_id,
+            environment=row.environment,
+            task_index=row.task_index,
+            prompt=row.prompt,
+            prompt_token_ids=unpack_tokens(row.prompt_token_ids),
+            reference=row.reference,
+            max_tokens=row.max_tokens,
+            seed=row.seed,
+            attempts=row.attempts,
+        )
+        for row in rows
+    ]
+
+
+def unpack_payload(packed: bytes) -> bytes:
+    return zstandard.ZstdDecompressor().decompress(packed, max_output_size=_PAYLOAD_BYTES_MAX)
+
+
+async def set_state(
+    connection: AsyncConnection, rollout_ids: Sequence[str], state: str, drop_reason: str | None = None
+) -> None:
+    await connection.execute(
+        update(t.rollouts).where(t.rollouts.c.rollout_id.in_(rollout_ids)).values(state=state, drop_reason=drop_reason)
+    )
+
+
+async def drop(connection: AsyncConnection, row: Row, reason: str, at: float, *, sample_state: str) -> None:
+    """Take an unconsumed rollout out of the run, counted by reason and length. Its sample becomes `sample_state`."""
+    await set_state(connection, [row.rollout_id], "dropped", reason)
+    await groups.set_sample(connection, row.sample_id, sample_state)
+    await events.count_drop(connection, at=at, reason=reason, tokens=row.tokens, rollout_id=row.rollout_id)
+
+
+async def unconsumed_of_worker(connection: AsyncConnection, worker_id: str) -> list[Row]:
+    return list(
+        await connection.execute(
+            select(t.rollouts).where(t.rollouts.c.worker_id == worker_id, t.rollouts.c.state.in_(UNCONSUMED))
+        )
+    )
+
+
+async def count_pending_of_worker(connection: AsyncConnection, worker_id: str) -> int:
+    """Received from this worker and not judged yet."""
+    statement = select(func.count()).where(
+        t.rollouts.c.worker_id == worker_id, t.rollouts.c.state.in_(("pending", "verifying"))
+    )
+    return int((await connection.execute(statement)).scalar_one())
+
+
+async def latest_verdicts(connection: AsyncConnection, worker_id: str, limit: int) -> list[Row]:
+    """The worker's newest verdicts, newest first: what each found, in words."""
+    return list(
+        await connection.execute(
+            select(t.verdicts)
+            .join(t.rollouts, t.rollouts.c.rollout_id == t.verdicts.c.rollout_id)
+            .where(t.rollouts.c.worker_id == worker_id)
+            .order_by(t.verdicts.c.verified_at.desc())
+            .limit(limit)
+        )
+    )

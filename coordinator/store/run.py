@@ -1,0 +1,69 @@
+"""The run's own row: its id, and the secret that seeds, tokens and audit draws derive from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import select, update
+from sqlalchemy.exc import IntegrityError
+
+from coordinator.store import database
+from coordinator.store.database import Database
+from coordinator.store.tables import runs
+from protocol.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What identifies a run for ever."""
+
+    run_id: str
+    name: str
+    secret: bytes
+    trainer_key: str
+    paused: bool
+
+
+async def load(db: Database) -> Run | None:
+    """The run of this database, if it was begun."""
+    async with db.read() as connection:
+        row = (await connection.execute(select(runs).order_by(runs.c.created_at).limit(1))).first()
+    return None if row is None else Run(row.run_id, row.name, row.secret, row.trainer_key, row.paused)
+
+
+async def load_or_begin(db: Database, *, run_id: str, name: str, secret: bytes, trainer_key: str) -> Run:
+    """The run of this database; begun with these values if it is new.
+
+    Raises UserError if the database belongs to a run with another name or trainer key.
+    """
+    run = await load(db)
+    if run is None:
+        try:
+            async with db.write() as connection:
+                await connection.execute(
+                    runs.insert().values(
+                        run_id=run_id,
+                        name=name,
+                        secret=secret,
+                        trainer_key=trainer_key,
+                        created_at=await database.now(connection),
+                        paused=False,
+                    )
+                )
+        except IntegrityError:  # another replica began it at the same moment
+            pass
+        run = await load(db)
+        assert run is not None
+    if run.name != name:
+        raise UserError(f"the database holds the run {run.name!r}, the run file names {name!r}: use another database")
+    if run.trainer_key != trainer_key:
+        raise UserError(
+            "the database pins another trainer key than the run file (run.trainer_key): restore the right one"
+        )
+    return run
+
+
+async def set_paused(db: Database, paused: bool) -> None:
+    """Stop or go on granting leases."""
+    async with db.write() as connection:
+        await connection.execute(update(runs).values(paused=paused))

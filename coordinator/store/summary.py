@@ -1,0 +1,139 @@
+"""The run at a glance, read in one snapshot: what the status page, the JSON API and the metrics show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from coordinator.store import database, leases, versions
+from coordinator.store import tables as t
+
+_RECENT_STEPS = 200
+_RECENT_EVENTS = 20
+_THROUGHPUT_WINDOW_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLine:
+    """One worker as the page lists it."""
+
+    worker_id: str
+    name: str
+    hardware: str
+    credits: int
+    strikes: int
+    accepted: int
+    rejected: int
+    banned: bool
+    ban_reason: str
+    idle_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepLine:
+    """One optimizer step as the trainer reported it."""
+
+    batch: int
+    trainer_version: int
+    metrics: dict[str, float]
+    dropped: dict[str, int]
+    reported_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Counts are of the whole run; throughput is of the last minute."""
+
+    now: float
+    head_version: int | None
+    live_leases: int
+    rollouts: dict[str, int]
+    rejections: dict[str, int]
+    drops: dict[str, int]
+    verified_tokens_per_s: float
+    accepted_per_minute: int
+    max_staleness_seen: int
+    multi_span_accepted: int
+    workers: list[WorkerLine] = field(default_factory=list)
+    steps: list[StepLine] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+
+async def read(connection: AsyncConnection) -> Summary:
+    """Read the run's summary."""
+    now = await database.now(connection)
+    head = await versions.head(connection)
+    reasons = await _counts(connection, t.drops, t.drops.c.reason, t.drops.c.count)
+    tokens, count = await _recent(connection, now - _THROUGHPUT_WINDOW_S)
+    staleness = (await connection.execute(select(func.max(t.consumptions.c.staleness)))).scalar()
+    multi = select(func.count()).where(
+        t.rollouts.c.spans > 1, t.rollouts.c.state.in_(("accepted", "served", "trained"))
+    )
+    return Summary(
+        now=now,
+        head_version=None if head is None else head.version,
+        live_leases=await leases.count_live(connection),
+        rollouts=await _counts(connection, t.rollouts, t.rollouts.c.state),
+        rejections={key: n for key, n in reasons.items() if key.startswith(("rejected:", "refused:"))},
+        drops={key: n for key, n in reasons.items() if not key.startswith(("rejected:", "refused:"))},
+        verified_tokens_per_s=tokens / _THROUGHPUT_WINDOW_S,
+        accepted_per_minute=count,
+        max_staleness_seen=staleness or 0,
+        multi_span_accepted=int((await connection.execute(multi)).scalar_one()),
+        workers=await _workers(connection, now),
+        steps=await _steps(connection),
+        events=await _events(connection),
+    )
+
+
+async def _counts(connection: AsyncConnection, table: Any, key: Any, amount: Any = None) -> dict[str, int]:
+    counted = func.count() if amount is None else func.sum(amount)
+    rows = await connection.execute(select(key, counted).select_from(table).group_by(key).order_by(key))
+    return {row[0]: int(row[1]) for row in rows}
+
+
+async def _recent(connection: AsyncConnection, since: float) -> tuple[int, int]:
+    row = (
+        await connection.execute(
+            select(func.coalesce(func.sum(t.rollouts.c.tokens), 0), func.count())
+            .join(t.verdicts, t.verdicts.c.rollout_id == t.rollouts.c.rollout_id)
+            .where(t.verdicts.c.verified_at >= since, t.verdicts.c.outcome == "accepted")
+        )
+    ).one()
+    return int(row[0]), int(row[1])
+
+
+async def _workers(connection: AsyncConnection, now: float) -> list[WorkerLine]:
+    rows = await connection.execute(select(t.workers).order_by(t.workers.c.credits.desc(), t.workers.c.worker_id))
+    return [
+        WorkerLine(
+            worker_id=row.worker_id,
+            name=row.name,
+            hardware=row.hardware,
+            credits=row.credits,
+            strikes=row.strikes,
+            accepted=row.accepted,
+            rejected=row.rejected,
+            banned=row.banned,
+            ban_reason=row.ban_reason,
+            idle_s=max(0.0, now - row.last_seen_at),
+        )
+        for row in rows
+    ]
+
+
+async def _steps(connection: AsyncConnection) -> list[StepLine]:
+    rows = await connection.execute(select(t.steps).order_by(t.steps.c.batch.desc()).limit(_RECENT_STEPS))
+    lines = [StepLine(row.batch, row.trainer_version, row.metrics, row.dropped, row.reported_at) for row in rows]
+    return lines[::-1]
+
+
+async def _events(connection: AsyncConnection) -> list[dict[str, Any]]:
+    rows = await connection.execute(select(t.events).order_by(t.events.c.event_id.desc()).limit(_RECENT_EVENTS))
+    return [
+        {"at": row.at, "actor": row.actor, "action": row.action, "subject": row.subject, "detail": row.detail}
+        for row in rows
+    ]

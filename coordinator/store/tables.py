@@ -1,0 +1,259 @@
+"""The schema. `coordinator/migrations` creates it; a test compares the two.
+
+States of the three things that move:
+    sample   waiting → leased → submitted → accepted → (its group is served)      back to waiting on expiry or rejection
+    rollout  pending → verifying → accepted → served → trained | rejected | dropped
+    group    open → ready → served → done | dropped
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(column_0_label)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+# SQLite counts rows by itself only in a column that is declared INTEGER.
+_RowId = BigInteger().with_variant(Integer, "sqlite")
+
+
+def _when(condition: str) -> dict[str, object]:
+    return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
+
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("run_id", String(64), primary_key=True),
+    Column("name", String(64), nullable=False),
+    Column("secret", LargeBinary, nullable=False),  # 32 bytes: seeds, audit draws and tokens derive from it
+    Column("trainer_key", String(80), nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("paused", Boolean, nullable=False, default=False),
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("worker_id", String(80), primary_key=True),
+    Column("name", String(64), nullable=False),
+    Column("hardware", String(128), nullable=False),
+    Column("software", String(64), nullable=False),
+    Column("address", String(64), nullable=False),
+    Column("registered_at", Float, nullable=False),
+    Column("last_seen_at", Float, nullable=False),
+    # Folded from the ledger in the transaction that adds the entries; a test folds again and compares.
+    Column("credits", BigInteger, nullable=False, default=0),
+    Column("strikes", Integer, nullable=False, default=0),
+    Column("accepted", BigInteger, nullable=False, default=0),
+    Column("rejected", BigInteger, nullable=False, default=0),
+    Column("banned", Boolean, nullable=False, default=False),
+    Column("ban_reason", Text, nullable=False, default=""),
+)
+
+policy_versions = Table(
+    "policy_versions",
+    metadata,
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("manifest_digest", String(80), nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+    Column("key_id", String(80), nullable=False),
+    Column("signature", LargeBinary, nullable=False),
+    Column("announced_at", Float, nullable=False),
+    Column("withdrawn", Boolean, nullable=False, default=False),
+    UniqueConstraint("manifest_digest"),
+)
+
+batches = Table(
+    "batches",
+    metadata,
+    Column("batch", BigInteger, primary_key=True, autoincrement=False),
+    Column("trainer_version", BigInteger, nullable=False),
+    Column("opened_at", Float, nullable=False),
+    Column("acknowledged_at", Float),
+)
+
+groups = Table(
+    "groups",
+    metadata,
+    Column("group_id", String(64), primary_key=True),
+    Column("ordinal", BigInteger, nullable=False),  # order of dispatch
+    Column("environment", String(64), nullable=False),
+    Column("task_index", BigInteger, nullable=False),
+    Column("prompt", Text, nullable=False),
+    Column("prompt_token_ids", LargeBinary, nullable=False),  # little-endian uint32
+    Column("reference", JSON, nullable=False),  # the answer; never leaves our side
+    Column("max_tokens", Integer, nullable=False),
+    Column("n_samples", Integer, nullable=False),
+    Column("state", String(16), nullable=False, default="open"),
+    Column("created_at", Float, nullable=False),
+    Column("deadline", Float, nullable=False),
+    Column("batch", BigInteger, ForeignKey("batches.batch")),
+    UniqueConstraint("ordinal"),
+    Index("ix_groups_state", "state", "ordinal"),
+    Index("ix_groups_batch", "batch"),
+)
+
+samples = Table(
+    "samples",
+    metadata,
+    Column("sample_id", String(80), primary_key=True),
+    Column("group_id", String(64), ForeignKey("groups.group_id"), nullable=False),
+    Column("ordinal", BigInteger, nullable=False),  # order in which samples are leased
+    Column("seed", BigInteger, nullable=False),  # 63 bits; drawn once, never again
+    Column("state", String(16), nullable=False, default="waiting"),
+    Column("attempts", Integer, nullable=False, default=0),
+    Index("ix_samples_state", "state", "ordinal"),
+    Index("ix_samples_group", "group_id"),
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("lease_id", String(64), primary_key=True),
+    Column("sample_id", String(80), ForeignKey("samples.sample_id"), nullable=False),
+    Column("worker_id", String(80), ForeignKey("workers.worker_id"), nullable=False),
+    Column("min_version", BigInteger, nullable=False),
+    Column("acquired_at", Float, nullable=False),
+    Column("deadline", Float, nullable=False),
+    Column("state", String(16), nullable=False, default="live"),
+    Column("committed_length", Integer, nullable=False, default=0),
+    Column("committed_digest", LargeBinary, nullable=False, default=b""),
+    Column("committed_version", BigInteger, nullable=False, default=0),
+    # One live lease per sample, kept by the database itself.
+    Index("uq_leases_live_sample", "sample_id", unique=True, **_when("state = 'live'")),
+    Index("ix_leases_state", "state", "deadline"),
+    Index("ix_leases_worker", "worker_id", "state"),
+)
+
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("rollout_id", String(80), primary_key=True),  # digest of the submitted bytes
+    Column("sample_id", String(80), ForeignKey("samples.sample_id"), nullable=False),
+    Column("group_id", String(64), ForeignKey("groups.group_id"), nullable=False),
+    Column("lease_id", String(64), ForeignKey("leases.lease_id"), nullable=False),
+    Column("worker_id", String(80), ForeignKey("workers.worker_id"), nullable=False),
+    Column("received_at", Float, nullable=False),
+    Column("tokens", Integer, nullable=False),
+    Column("oldest_version", BigInteger, nullable=False),
+    Column("newest_version", BigInteger, nullable=False),
+    Column("spans", Integer, nullable=False),
+    Column("state", String(16), nullable=False, default="pending"),
+    Column("drop_reason", String(32)),
+    Column("verifier", String(64)),
+    Column("claim_deadline", Float),
+    Column("attempts", Integer, nullable=False, default=0),
+    UniqueConstraint("lease_id"),
+    # One rollout per sample that is under way or used: rejected and dropped ones make room for another attempt.
+    Index("uq_rollouts_live_sample", "sample_id", unique=True, **_when("state NOT IN ('rejected', 'dropped')")),
+    Index("ix_rollouts_state", "state", "received_at"),
+    Index("ix_rollouts_group", "group_id", "state"),
+    Index("ix_rollouts_worker", "worker_id", "state"),
+)
+
+payloads = Table(
+    "payloads",
+    metadata,
+    Column("rollout_id", String(80), ForeignKey("rollouts.rollout_id"), primary_key=True),
+    Column("payload", LargeBinary, nullable=False),  # zstd of the bytes as they came
+    Column("key_id", String(80), nullable=False),
+    Column("signature", LargeBinary, nullable=False),
+)
+
+verdicts = Table(
+    "verdicts",
+    metadata,
+    Column("rollout_id", String(80), ForeignKey("rollouts.rollout_id"), primary_key=True),
+    Column("outcome", String(16), nullable=False),
+    Column("reason", String(16)),
+    Column("detail", Text, nullable=False),
+    Column("reward", Float),
+    Column("audited", Boolean, nullable=False),
+    Column("old_logprobs", LargeBinary, nullable=False),
+    Column("entropies", LargeBinary, nullable=False),
+    Column("metrics", JSON, nullable=False),
+    Column("verifier", String(64), nullable=False),
+    Column("verified_at", Float, nullable=False),
+)
+
+consumptions = Table(
+    "consumptions",
+    metadata,
+    # The primary key is the promise: a rollout is trained on at most once, and only with a verdict.
+    Column("rollout_id", String(80), ForeignKey("verdicts.rollout_id"), primary_key=True),
+    Column("batch", BigInteger, ForeignKey("batches.batch"), nullable=False),
+    Column("staleness", Integer, nullable=False),
+    Column("trained", Boolean, nullable=False, default=False),
+    Index("ix_consumptions_batch", "batch"),
+)
+
+ledger = Table(
+    "ledger",
+    metadata,
+    Column("entry_id", _RowId, primary_key=True, autoincrement=True),
+    Column("worker_id", String(80), ForeignKey("workers.worker_id"), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("amount", BigInteger, nullable=False),
+    Column("rollout_id", String(80)),
+    Column("note", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Index("uq_ledger_rollout_kind", "rollout_id", "kind", unique=True, **_when("rollout_id IS NOT NULL")),
+    Index("ix_ledger_worker", "worker_id"),
+)
+
+drops = Table(
+    "drops",
+    metadata,
+    Column("drop_id", _RowId, primary_key=True, autoincrement=True),
+    Column("rollout_id", String(80)),
+    Column("reason", String(32), nullable=False),
+    Column("tokens", Integer, nullable=False),  # dropping late stragglers biases against long answers: keep the length
+    Column("count", Integer, nullable=False, default=1),
+    Column("dropped_at", Float, nullable=False),
+    Index("ix_drops_reason", "reason"),
+)
+
+steps = Table(
+    "steps",
+    metadata,
+    Column("batch", BigInteger, primary_key=True, autoincrement=False),
+    Column("trainer_version", BigInteger, nullable=False),
+    Column("optimizer_steps", BigInteger, nullable=False),
+    Column("metrics", JSON, nullable=False),
+    Column("dropped", JSON, nullable=False),
+    Column("reported_at", Float, nullable=False),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("event_id", _RowId, primary_key=True, autoincrement=True),
+    Column("at", Float, nullable=False),
+    Column("actor", String(80), nullable=False),
+    Column("action", String(64), nullable=False),
+    Column("subject", String(120), nullable=False),
+    Column("detail", Text, nullable=False),
+    Index("ix_events_action", "action", "event_id"),
+)

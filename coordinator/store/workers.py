@@ -1,0 +1,103 @@
+"""Workers, and the ledger of their credits and strikes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from coordinator.store.tables import ledger, workers
+from protocol.ledger import Entry, EntryKind, Standing, fold
+
+
+async def register(
+    connection: AsyncConnection, *, worker_id: str, name: str, hardware: str, software: str, address: str, at: float
+) -> None:
+    """Make a worker known, or refresh what it says about itself."""
+    values = {"name": name, "hardware": hardware, "software": software, "address": address, "last_seen_at": at}
+    changed = await connection.execute(update(workers).where(workers.c.worker_id == worker_id).values(**values))
+    if changed.rowcount == 0:
+        await connection.execute(
+            workers.insert().values(
+                worker_id=worker_id,
+                registered_at=at,
+                credits=0,
+                strikes=0,
+                accepted=0,
+                rejected=0,
+                banned=False,
+                ban_reason="",
+                **values,
+            )
+        )
+
+
+async def seen(connection: AsyncConnection, worker_id: str, at: float) -> None:
+    """Note that the worker is alive."""
+    await connection.execute(update(workers).where(workers.c.worker_id == worker_id).values(last_seen_at=at))
+
+
+async def standing(connection: AsyncConnection, worker_id: str) -> Standing | None:
+    """The worker's standing, None if it never registered."""
+    row = (await connection.execute(select(workers).where(workers.c.worker_id == worker_id))).first()
+    if row is None:
+        return None
+    return Standing(row.credits, row.strikes, row.accepted, row.banned, row.ban_reason)
+
+
+async def add_entries(connection: AsyncConnection, entries: Iterable[Entry], at: float) -> None:
+    """Append to the ledger and refold the standing of each worker concerned, in this transaction.
+
+    Raises sqlalchemy's IntegrityError if a rollout would be credited or struck twice.
+    """
+    by_worker: dict[str, list[Entry]] = {}
+    for entry in entries:
+        by_worker.setdefault(entry.worker_id, []).append(entry)
+        await connection.execute(
+            ledger.insert().values(
+                worker_id=entry.worker_id,
+                kind=entry.kind.value,
+                amount=entry.amount,
+                rollout_id=entry.rollout_id,
+                note=entry.note[:2000],
+                created_at=at,
+            )
+        )
+    for worker_id, added in by_worker.items():
+        await _apply(connection, worker_id, added)
+
+
+async def _apply(connection: AsyncConnection, worker_id: str, added: list[Entry]) -> None:
+    """Fold `added` onto the stored standing (equal to folding the whole ledger, without reading it)."""
+    before = await standing(connection, worker_id)
+    assert before is not None, f"ledger entry for unknown worker {worker_id}"
+    delta = fold(added)
+    pardoned = any(entry.kind is EntryKind.PARDON for entry in added)
+    banned, reason = before.banned, before.ban_reason
+    if pardoned or delta.banned:
+        banned, reason = delta.banned, delta.ban_reason
+    await connection.execute(
+        update(workers)
+        .where(workers.c.worker_id == worker_id)
+        .values(
+            credits=before.credits + delta.credits,
+            accepted=before.accepted + delta.accepted,
+            strikes=delta.strikes if pardoned else before.strikes + delta.strikes,
+            banned=banned,
+            ban_reason=reason,
+        )
+    )
+
+
+async def count_rejection(connection: AsyncConnection, worker_id: str) -> None:
+    """One more rejected rollout, for the worker's own eyes and the dashboard."""
+    await connection.execute(
+        update(workers).where(workers.c.worker_id == worker_id).values(rejected=workers.c.rejected + 1)
+    )
+
+
+async def entries(connection: AsyncConnection, worker_id: str) -> list[Entry]:
+    """The worker's ledger, oldest first."""
+    rows = await connection.execute(select(ledger).where(ledger.c.worker_id == worker_id).order_by(ledger.c.entry_id))
+    return [Entry(row.worker_id, EntryKind(row.kind), row.amount, row.rollout_id, row.note) for row in rows]

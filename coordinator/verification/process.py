@@ -1,0 +1,164 @@
+"""`coordinator verify`: claims rollouts from the database, judges them, writes verdicts. Start as many as you like.
+
+    claim    consumes pending rollouts (and those whose verifier died)   waits for the database, asked again
+    weights  fetches the versions that the claim names, by SHARDCAST     a version that can't be had: INCONCLUSIVE
+    reward   asks the scorer, a process without privileges or secrets    an environment that fails: INCONCLUSIVE
+    prefill  measures all rollouts of the claim, in a thread             a failure is ours: INCONCLUSIVE
+    write    one transaction per verdict                                 only while the claim is still ours
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from pathlib import Path
+
+from coordinator import verdicts
+from coordinator.config import RunFile
+from coordinator.store import database, rollouts, versions
+from coordinator.store import run as run_store
+from coordinator.store.database import Database
+from coordinator.store.rollouts import PendingRollout
+from coordinator.store.run import Run
+from coordinator.tokenizer import RunTokenizer
+from coordinator.verification.judge import Judge
+from environments.sandbox import Scorer
+from protocol.errors import RollswarmError, UserError
+from protocol.rollout import Outcome, Verdict
+from shardcast.client import ShardcastClient
+
+log = logging.getLogger(__name__)
+
+_IDLE_S = 0.1
+_DATABASE_RETRY_S = 1.0
+_KEEP_VERSIONS = 2  # beyond those that staleness admits
+
+
+async def run_verifier(run_file: RunFile, *, cache: Path, device: str, stop: asyncio.Event) -> None:
+    """Verify until `stop` is set. Raises UserError if the run or the model can't be used."""
+    import torch
+
+    torch.set_num_threads(run_file.verification.threads)
+    db = Database.open(run_file.run.database)
+    try:
+        run = await _wait_for_run(db, stop)
+        if run is None:
+            return
+        sources = run_file.shardcast.sources or run_file.shardcast.relays
+        if not sources:
+            raise UserError("shardcast.relays is empty: the verifier takes weights from there too")
+        async with ShardcastClient(sources, (run.trainer_key,), cache, run_id=run.run_id) as client:
+            scorer = Scorer()
+            try:
+                judge = Judge(
+                    run_file,
+                    secret=run.secret,
+                    scorer=scorer,
+                    decode=RunTokenizer(run_file.model.path).decode,
+                    fetch=client.fetch,
+                    device=device,
+                )
+                verifier = Verifier(db, judge, run_file)
+                print(f"ready verifier={verifier.name}", flush=True)
+                await verifier.run(stop, client)
+            finally:
+                await scorer.close()
+    finally:
+        await db.close()
+
+
+async def _wait_for_run(db: Database, stop: asyncio.Event) -> Run | None:
+    """The run, once `coordinator serve` has begun it; None if told to stop first."""
+    told = False
+    while not stop.is_set():
+        try:
+            run = await run_store.load(db)
+        except Exception as error:
+            run = None
+            if not told:
+                log.warning("no run in the database yet (%s)", type(error).__name__, extra={"action": "wait"})
+                told = True
+        if run is not None:
+            return run
+        await asyncio.sleep(_DATABASE_RETRY_S)
+    return None
+
+
+class Verifier:
+    """Claims, judges, writes."""
+
+    def __init__(self, db: Database, judge: Judge, run_file: RunFile) -> None:
+        self.name = f"verifier-{secrets.token_hex(4)}"
+        self._db = db
+        self._judge = judge
+        self._settings = run_file.verification
+        self._max_staleness = run_file.scheduling.max_staleness
+
+    async def run(self, stop: asyncio.Event, client: ShardcastClient) -> None:
+        """Work until `stop` is set; a database that is away is waited for."""
+        while not stop.is_set():
+            try:
+                pending = await self._claim()
+                if pending:
+                    await self._judge_and_write(pending)
+                    await self._prune(client)
+                    continue
+            except RollswarmError:
+                raise
+            except Exception:
+                log.exception("a round failed; its rollouts are claimed again later", extra={"action": "round_error"})
+                await asyncio.sleep(_DATABASE_RETRY_S)
+            await asyncio.sleep(_IDLE_S)
+
+    async def _claim(self) -> list[PendingRollout]:
+        async with self._db.write() as connection:
+            return await rollouts.claim(
+                connection,
+                verifier=self.name,
+                limit=self._settings.claim_rollouts,
+                at=await database.now(connection),
+                term=self._settings.claim_term_s,
+            )
+
+    async def _judge_and_write(self, pending: list[PendingRollout]) -> None:
+        begun = time.perf_counter()
+        found = await self._judge.judge(pending)
+        await self._write(found)
+        tokens = sum(len(item.rollout.token_ids) for item in pending)
+        rejected = sum(verdict.outcome is Outcome.REJECTED for verdict in found.values())
+        log.info(
+            "%d rollouts, %d tokens, %d rejected, %.2f s",
+            len(pending),
+            tokens,
+            rejected,
+            time.perf_counter() - begun,
+            extra={"action": "verify"},
+        )
+
+    async def _write(self, found: dict[str, Verdict]) -> None:
+        for rollout_id, verdict in found.items():
+            async with self._db.write() as connection:
+                await verdicts.record(
+                    connection,
+                    rollout_id,
+                    verdict,
+                    verifier=self.name,
+                    at=await database.now(connection),
+                    max_strikes=self._settings.max_strikes,
+                )
+            if verdict.outcome is not Outcome.ACCEPTED:
+                log.info(
+                    "%s %s: %s", verdict.outcome, verdict.reason or "", verdict.detail,
+                    extra={"action": "verdict", "rollout_id": rollout_id},
+                )
+
+    async def _prune(self, client: ShardcastClient) -> None:
+        """Forget versions on disk that no rollout to come can name."""
+        async with self._db.read() as connection:
+            needed = await versions.required(connection)
+        if needed:
+            oldest = max(0, min(needed[0], needed[-1] - self._max_staleness) - _KEEP_VERSIONS)
+            keep = set(range(oldest, needed[-1] + 1)) | {0}
+            await asyncio.to_thread(client.prune, keep)

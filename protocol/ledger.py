@@ -1,0 +1,82 @@
+"""Credits and strikes are entries that are only ever added; standing is folded from them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from protocol.rollout import RejectionReason
+
+
+class EntryKind(enum.StrEnum):
+    """CREDIT counts verified tokens; STRIKE counts evidence of cheating; BAN and PARDON are decisions."""
+
+    CREDIT = "credit"
+    STRIKE = "strike"
+    BAN = "ban"
+    PARDON = "pardon"
+
+
+# Failures that no honest worker can produce: they ban at once.
+FRAUD: frozenset[str] = frozenset({RejectionReason.FORM, RejectionReason.SIGNATURE, RejectionReason.COMMITMENT})
+# Failures that are the fault of timing, not of intent: they cost nothing but the work.
+BLAMELESS: frozenset[str] = frozenset({RejectionReason.STALE, RejectionReason.LEASE})
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the ledger. `amount`: tokens for CREDIT, weight for STRIKE, 0 otherwise."""
+
+    worker_id: str
+    kind: EntryKind
+    amount: int
+    rollout_id: str | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a worker's entries add up to."""
+
+    credits: int = 0
+    strikes: int = 0
+    accepted: int = 0
+    banned: bool = False
+    ban_reason: str = ""
+
+
+def fold(entries: Iterable[Entry]) -> Standing:
+    """The standing that these entries, in order, amount to. A pardon clears strikes and ban, never credits."""
+    credits = strikes = accepted = 0
+    banned, reason = False, ""
+    for entry in entries:
+        if entry.kind is EntryKind.CREDIT:
+            credits += entry.amount
+            accepted += 1
+        elif entry.kind is EntryKind.STRIKE:
+            strikes += entry.amount
+        elif entry.kind is EntryKind.BAN:
+            banned, reason = True, entry.note
+        else:
+            strikes, banned, reason = 0, False, ""
+    return Standing(credits, strikes, accepted, banned, reason)
+
+
+def is_newcomer(standing: Standing, probation_rollouts: int) -> bool:
+    """On probation until this many rollouts were accepted."""
+    return standing.accepted < probation_rollouts
+
+
+def entries_for_rejection(
+    worker_id: str, rollout_id: str, reason: RejectionReason, detail: str, standing: Standing, max_strikes: int
+) -> tuple[Entry, ...]:
+    """What a rejection adds: nothing if blameless, a ban if fraud, else a strike, and a ban at `max_strikes`."""
+    if reason in BLAMELESS:
+        return ()
+    strike = Entry(worker_id, EntryKind.STRIKE, 1, rollout_id, f"{reason}: {detail}")
+    if reason in FRAUD:
+        return strike, Entry(worker_id, EntryKind.BAN, 0, rollout_id, f"{reason}: {detail}")
+    if standing.strikes + 1 >= max_strikes and not standing.banned:
+        return strike, Entry(worker_id, EntryKind.BAN, 0, rollout_id, f"{max_strikes} strikes, last {reason}: {detail}")
+    return (strike,)

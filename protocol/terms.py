@@ -1,0 +1,63 @@
+"""The run's terms, as `GET /.well-known/rollswarm.json` serves them, and the protocol version handshake."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from protocol.errors import UserError
+from protocol.signing import public_key
+
+PROTOCOL_MIN = 1
+PROTOCOL_MAX = 1
+WELL_KNOWN_PATH = "/.well-known/rollswarm.json"
+_TERMS_BYTES_MAX = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RunTerms:
+    """What a worker must know before it joins. Keys are pinned at the first visit."""
+
+    run_id: str
+    name: str
+    protocol_min: int
+    protocol_max: int
+    grpc_endpoints: tuple[str, ...]  # host:port
+    relays: tuple[str, ...]  # base URLs of SHARDCAST sources
+    coordinator_key: str
+    trainer_key: str
+    model: str
+    model_digest: str | None  # manifest digest of version 0, None until it is published
+    temperature: float
+    eos_token_ids: tuple[int, ...]
+    max_tokens: int  # of the longest lease
+    max_prompt_tokens: int
+    max_staleness: int
+    lease_term_s: float
+    precision_classes: tuple[str, ...]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+
+def parse_terms(body: bytes, source: str) -> RunTerms:
+    """Read the terms. Raises UserError, naming `source`, if they are not a coordinator's or of another protocol."""
+    if len(body) > _TERMS_BYTES_MAX:
+        raise UserError(f"{source} answered with more than {_TERMS_BYTES_MAX} bytes: this is no coordinator")
+    try:
+        values: dict[str, Any] = json.loads(body)
+        fields = {name: values[name] for name in RunTerms.__dataclass_fields__}
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{source} does not serve a run's terms ({error!r}): is it a coordinator's URL?") from error
+    for name in ("grpc_endpoints", "relays", "eos_token_ids", "precision_classes"):
+        fields[name] = tuple(fields[name])
+    terms = RunTerms(**fields)
+    for key in (terms.coordinator_key, terms.trainer_key):
+        public_key(key)
+    if not terms.protocol_min <= PROTOCOL_MAX or not terms.protocol_max >= PROTOCOL_MIN:
+        raise UserError(
+            f"{source} speaks protocol {terms.protocol_min} to {terms.protocol_max}, this program {PROTOCOL_MIN} to "
+            f"{PROTOCOL_MAX}: update rollswarm on the older side"
+        )
+    return terms

@@ -1,0 +1,290 @@
+"""TOPLOC: a 258-byte commitment to the hidden states of up to 32 generated tokens.
+
+Of a chunk of hidden states (rows of the LM head's input, bf16, flattened) the prover takes the k = 128 largest
+magnitudes and interpolates the polynomial over GF(65497) through (index mod m, bf16 bits). The verifier takes the top k
+of its own hidden states, evaluates the polynomial there and compares sign, exponent and mantissa. Interchangeable with
+the published TOPLOC library: a proof is m and then the k coefficients, lowest degree first, 2 bytes big-endian each.
+
+Two things the library leaves open are fixed here. Equal magnitudes: the lower index comes first. A chunk with fewer
+than 128 numbers: k is its size.
+
+Shapes: T tokens, C chunks (or the tokens of one chunk in `hidden_bits_CD`), D hidden size, N numbers of a chunk, K = k.
+bf16 numbers travel as their bit patterns, np.uint16. Everything is pure; hostile proofs raise ValueError, nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.rollout import PROOF_CHUNK_TOKENS
+
+TOP_K = 128
+CHUNK_TOKENS = PROOF_CHUNK_TOKENS
+PRIME = 65497
+MODULUS_FLOOR = 32768  # m must be above this
+NO_MANTISSA_MATCH = 128.0  # above every possible mantissa error (7 bits): stands for "nothing to compare"
+
+_BATCH = 64  # chunks interpolated at once: bounds the k x k scratch matrices to some 8 MB each
+_TIES_CONSIDERED = 1024  # of a degenerate chunk, such as all zeros, not every tie is worth looking at
+
+Bits = NDArray[np.uint16]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Polynomial:
+    """A decoded proof. `coefficients`: lowest degree first, each in [0, PRIME)."""
+
+    modulus: int
+    coefficients: Ints
+
+    def __call__(self, indices: NDArray[np.integer]) -> Bits:
+        """The bf16 bits that the prover claims at these flattened indices."""
+        points = np.asarray(indices, dtype=np.int64) % self.modulus % PRIME
+        powers = _powers(points, self.coefficients.size)
+        return _exact_product(powers, self.coefficients[:, None])[:, 0].astype(np.uint16)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkAgreement:
+    """How the verifier's top k agree with a proof.
+
+    `compared`: k. `sign_mismatches` is counted over all k. Mantissa errors (units of the last of 7 bits) are over
+    positions whose exponents match; NO_MANTISSA_MATCH in both says that no exponent matched.
+    """
+
+    compared: int
+    exponent_mismatches: int
+    sign_mismatches: int
+    mantissa_mean: float
+    mantissa_median: float
+
+
+def chunk_k(tokens: int, hidden_size: int) -> int:
+    """How many magnitudes a chunk of that many tokens commits to."""
+    return min(TOP_K, tokens * hidden_size)
+
+
+def proof_bytes(k: int) -> int:
+    """The exact length of a proof over k magnitudes."""
+    return 2 + 2 * k
+
+
+def top_k_indices(bits_N: Bits, k: int = TOP_K) -> Ints:
+    """Ascending indices of the k largest magnitudes of the flattened chunk; of equal ones the lowest indices."""
+    above, ties = _top_k_and_ties(_flat(bits_N), k)
+    return np.sort(np.concatenate([above, ties[: k - above.size]]))
+
+
+def encode(indices_K: NDArray[np.integer], bits_K: Bits) -> bytes:
+    """The proof that commits to these bits at these distinct flattened indices."""
+    return encode_many(np.asarray(indices_K)[None], np.asarray(bits_K)[None])[0]
+
+
+def encode_many(indices_CK: NDArray[np.integer], bits_CK: Bits) -> tuple[bytes, ...]:
+    """`encode` for C chunks of the same k at once, which costs a fraction of C single calls."""
+    indices = np.asarray(indices_CK, dtype=np.int64)
+    bits = np.asarray(bits_CK, dtype=np.int64)
+    if indices.shape != bits.shape or indices.ndim != 2 or indices.shape[1] == 0:
+        raise ValueError(f"indices and bits must both be C x K with K > 0, got {indices.shape} and {bits.shape}")
+    proofs: list[bytes] = []
+    for start in range(0, len(indices), _BATCH):
+        proofs.extend(_encode_batch(indices[start : start + _BATCH], bits[start : start + _BATCH]))
+    return tuple(proofs)
+
+
+def decode(proof: bytes, k: int) -> Polynomial:
+    """Read a proof over k magnitudes; all checks come before any arithmetic.
+
+    Raises ValueError for a wrong length, a modulus or coefficient out of range, and a degenerate polynomial: one whose
+    degree is below k / 2 (zero and constants included). An honest one is that with probability PRIME^(-k/2).
+    """
+    if k < 1:
+        raise ValueError(f"a proof covers at least 1 magnitude, not {k}")
+    if len(proof) != proof_bytes(k):
+        raise ValueError(f"proof has {len(proof)} bytes; one over {k} magnitudes has {proof_bytes(k)}")
+    words = np.frombuffer(proof, dtype=">u2").astype(np.int64)
+    modulus, coefficients = int(words[0]), words[1:]
+    if not MODULUS_FLOOR < modulus <= PRIME:
+        raise ValueError(f"proof modulus {modulus} is outside ({MODULUS_FLOOR}, {PRIME}]")
+    if int(coefficients.max()) >= PRIME:
+        raise ValueError(f"proof coefficient {int(coefficients.max())} is not below {PRIME}")
+    present = np.flatnonzero(coefficients)
+    degree = int(present[-1]) if present.size else -1
+    if degree < k // 2:
+        raise ValueError(f"proof polynomial is degenerate: degree {degree} for {k} magnitudes")
+    return Polynomial(modulus, coefficients)
+
+
+def build_proofs(hidden_bits_TD: Bits) -> tuple[bytes, ...]:
+    """The ⌈T / 32⌉ proofs of one span: chunks of 32 rows, the last one shorter. T = 0 gives none."""
+    if hidden_bits_TD.ndim != 2 or hidden_bits_TD.shape[1] == 0:
+        raise ValueError(f"hidden states must be T x D, got {hidden_bits_TD.shape}")
+    proofs: list[bytes] = []
+    for chunks in _runs_of_equal_k(hidden_bits_TD):
+        indices = np.stack([top_k_indices(flat, min(TOP_K, flat.size)) for flat in chunks])
+        bits = np.stack([flat[chosen] for flat, chosen in zip(chunks, indices, strict=True)])
+        proofs.extend(encode_many(indices, bits))
+    return tuple(proofs)
+
+
+def compare(proof: bytes, hidden_bits_CD: Bits) -> ChunkAgreement:
+    """Score a proof against the verifier's own hidden states of that chunk. Raises ValueError as `decode` does.
+
+    Where several magnitudes tie for the last places of the top k, every choice among them is right (the published
+    library leaves it to the device), so the one is scored that agrees best.
+    """
+    flat = _flat(hidden_bits_CD)
+    if flat.size == 0:
+        raise ValueError("cannot compare a proof with an empty chunk")
+    k = min(TOP_K, flat.size)
+    polynomial = decode(proof, k)
+    above, ties = _top_k_and_ties(flat, k)
+    ties = ties[:_TIES_CONSIDERED]
+    distances = np.abs(polynomial(ties).astype(np.int64) - flat[ties])
+    indices = np.concatenate([above, ties[np.argsort(distances, kind="stable")][: k - above.size]])
+    return _agreement(flat[indices].astype(np.int64), polynomial(indices).astype(np.int64))
+
+
+def find_modulus(indices_K: NDArray[np.integer]) -> int:
+    """The largest m ≤ PRIME, above MODULUS_FLOOR, that keeps the indices distinct. ValueError if there is none."""
+    indices = np.asarray(indices_K, dtype=np.int64)
+    if int(indices.min()) >= 0 and int(indices.max()) < PRIME and np.unique(indices).size == indices.size:
+        return PRIME
+    for modulus in range(PRIME, MODULUS_FLOOR, -1):
+        if np.unique(indices % modulus).size == indices.size:
+            return modulus
+    raise ValueError(f"no modulus keeps these {indices.size} indices distinct: are they distinct themselves?")
+
+
+def _flat(bits: Bits) -> Bits:
+    return np.ascontiguousarray(bits, dtype=np.uint16).reshape(-1)
+
+
+def _top_k_and_ties(flat_N: Bits, k: int) -> tuple[Ints, Ints]:
+    """Indices of all magnitudes above the k-th largest (fewer than k), and of all that equal it."""
+    if not 0 < k <= flat_N.size:
+        raise ValueError(f"cannot take the top {k} of a chunk with {flat_N.size} numbers")
+    magnitudes = flat_N & np.uint16(0x7FFF)  # bf16 magnitudes order as their bits do
+    likely = np.flatnonzero(magnitudes >= _magnitude_floor(magnitudes, k))
+    threshold = np.partition(magnitudes[likely], likely.size - k)[likely.size - k]
+    return likely[magnitudes[likely] > threshold], likely[magnitudes[likely] == threshold]
+
+
+def _magnitude_floor(magnitudes_N: Bits, k: int) -> int:
+    """A lower bound of the k-th largest magnitude: the k-th largest among the maxima of 4k stretches. One fast pass."""
+    width = magnitudes_N.size // (4 * k)
+    if width < 2:
+        return 0
+    maxima = magnitudes_N[: 4 * k * width].reshape(4 * k, width).max(axis=1)
+    return int(np.partition(maxima, 3 * k)[3 * k])
+
+
+def _agreement(ours_K: Ints, claimed_K: Ints) -> ChunkAgreement:
+    matches = _exponent(ours_K) == _exponent(claimed_K)
+    errors = np.abs((ours_K & 0x7F) - (claimed_K & 0x7F))[matches]
+    return ChunkAgreement(
+        compared=ours_K.size,
+        exponent_mismatches=ours_K.size - errors.size,
+        sign_mismatches=int(np.count_nonzero((ours_K ^ claimed_K) & 0x8000)),
+        mantissa_mean=float(errors.mean()) if errors.size else NO_MANTISSA_MATCH,
+        mantissa_median=float(np.median(errors)) if errors.size else NO_MANTISSA_MATCH,
+    )
+
+
+def _runs_of_equal_k(hidden_bits_TD: Bits) -> Iterator[list[Bits]]:
+    """Flattened chunks, in order, in at most two runs: the full ones and the shorter last one."""
+    full = len(hidden_bits_TD) // CHUNK_TOKENS * CHUNK_TOKENS
+    if full:
+        yield list(np.ascontiguousarray(hidden_bits_TD[:full]).reshape(full // CHUNK_TOKENS, -1))
+    if full < len(hidden_bits_TD):
+        yield [np.ascontiguousarray(hidden_bits_TD[full:]).reshape(-1)]
+
+
+def _encode_batch(indices_CK: Ints, bits_CK: Ints) -> Iterator[bytes]:
+    moduli = np.array([find_modulus(indices) for indices in indices_CK], dtype=np.int64)
+    # m = PRIME leaves residues below PRIME already; bits ≥ PRIME are NaNs, which no check would accept anyway.
+    coefficients = interpolate(indices_CK % moduli[:, None], bits_CK % PRIME)
+    for row in np.concatenate([moduli[:, None], coefficients], axis=1).astype(">u2"):
+        yield row.tobytes()
+
+
+def interpolate(points_CK: Ints, values_CK: Ints) -> Ints:
+    """Coefficients (lowest first) of the C polynomials of degree < K through K distinct points each, over GF(PRIME).
+
+    With M(x) = Π (x - x_i) = Σ c_t x^t and v_i = y_i / M'(x_i), Lagrange's sum Σ v_i M(x) / (x - x_i) has the
+    coefficients a_j = Σ_{t>j} c_t S_{t-j-1} with the weighted power sums S_n = Σ v_i x_i^n: some K x K operations.
+    """
+    k = points_CK.shape[1]
+    weights = values_CK * _inverse(_derivative_at_roots(points_CK)) % PRIME
+    power_sums = _exact_product(weights[:, None, :], _powers(points_CK, k))[:, 0]
+    master = _from_roots(points_CK)
+    # Reversed, the correlation is a plain product: a_j is the coefficient of x^(k-1-j) of it.
+    return _multiply(master[:, :0:-1], power_sums)[:, k - 1 :: -1]
+
+
+def _exponent(bits: Ints) -> Ints:
+    return bits >> 7 & 0xFF
+
+
+def _exact_product(left: Ints, right: Ints) -> Ints:
+    """Matrix product mod PRIME. Sums of K ≤ 2^21 products below 2^32 are exact in float64, and BLAS is fast."""
+    return np.rint(left.astype(np.float64) @ right.astype(np.float64)).astype(np.int64) % PRIME
+
+
+def _powers(points: Ints, count: int) -> Ints:
+    """[..., K] -> [..., K, count]: x^0 … x^(count - 1), by doubling."""
+    powers = np.ones((*points.shape, count), dtype=np.int64)
+    step, done = points % PRIME, 1
+    while done < count:
+        width = min(done, count - done)
+        powers[..., done : done + width] = powers[..., :width] * step[..., None] % PRIME
+        step, done = step * step % PRIME, done * 2
+    return powers
+
+
+def _derivative_at_roots(points_CK: Ints) -> Ints:
+    """Π_{j≠i} (x_i - x_j) for every i, by halving."""
+    factors = (points_CK[:, :, None] - points_CK[:, None, :]) % PRIME
+    diagonal = np.arange(points_CK.shape[1])
+    factors[:, diagonal, diagonal] = 1
+    while factors.shape[-1] > 1:
+        half = factors.shape[-1] // 2
+        product = factors[..., :half] * factors[..., half : 2 * half] % PRIME
+        factors = np.concatenate([product, factors[..., 2 * half :]], axis=-1)
+    return factors[..., 0]
+
+
+def _inverse(values: Ints) -> Ints:
+    """x^(PRIME - 2) by square and multiply."""
+    result, square, exponent = np.ones_like(values), values % PRIME, PRIME - 2
+    while exponent:
+        if exponent & 1:
+            result = result * square % PRIME
+        square, exponent = square * square % PRIME, exponent >> 1
+    return result
+
+
+def _from_roots(points_CK: Ints) -> Ints:
+    """[C, K + 1] coefficients (lowest first) of the monic polynomials with these roots, by a product tree."""
+    count, k = points_CK.shape
+    leaves = 1 << (k - 1).bit_length()
+    factors = np.zeros((count, leaves, 2), dtype=np.int64)  # leaves beyond k are the constant 1
+    factors[:, :k, 0], factors[:, :k, 1], factors[:, k:, 0] = -points_CK % PRIME, 1, 1
+    while factors.shape[1] > 1:
+        factors = _multiply(factors[:, ::2], factors[:, 1::2])
+    return factors[:, 0, : k + 1]
+
+
+def _multiply(left: Ints, right: Ints) -> Ints:
+    """Products of polynomials along the last axis, mod PRIME.
+
+    Coefficients are below 2^16, so for K = 128 float64 Fourier transforms err by less than 0.01: rounding is exact.
+    """
+    size = left.shape[-1] + right.shape[-1] - 1
+    spectrum = np.fft.rfft(left, size) * np.fft.rfft(right, size)
+    return np.rint(np.fft.irfft(spectrum, size)).astype(np.int64) % PRIME

@@ -1,0 +1,197 @@
+"""Protobuf messages to protocol values and back; the only importer of `protos` in this package.
+
+What comes in is checked for shape here (`WorkerFault(FORM)`), for meaning by `coordinator.admission`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from hashlib import sha256
+
+from google.protobuf.message import DecodeError
+
+from protocol.errors import WorkerFault
+from protocol.rollout import (
+    Author,
+    RejectionReason,
+    Rollout,
+    RolloutGroup,
+    SamplingParams,
+    Segment,
+    StopReason,
+    VerifiedRollout,
+    VersionSpan,
+)
+from protocol.signing import SignedEnvelope
+from protos.rollswarm.v1 import common_pb2, trainer_pb2, worker_pb2
+
+_STOP_TO_WIRE = {StopReason.EOS: common_pb2.STOP_REASON_EOS, StopReason.LENGTH: common_pb2.STOP_REASON_LENGTH}
+_STOP_FROM_WIRE = {wire: stop for stop, wire in _STOP_TO_WIRE.items()}
+
+
+def envelope_to_wire(envelope: SignedEnvelope) -> common_pb2.SignedEnvelope:
+    return common_pb2.SignedEnvelope(payload=envelope.payload, key_id=envelope.key_id, signature=envelope.signature)
+
+
+def envelope_from_wire(message: common_pb2.SignedEnvelope) -> SignedEnvelope:
+    return SignedEnvelope(message.payload, message.key_id, message.signature)
+
+
+def floats_to_bytes(values: Sequence[float]) -> bytes:
+    """Pack as little-endian float32."""
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def floats_from_bytes(packed: bytes) -> tuple[float, ...]:
+    """Unpack little-endian float32. Raises WorkerFault(FORM) if the length is no multiple of 4."""
+    if len(packed) % 4:
+        raise WorkerFault(RejectionReason.FORM, f"{len(packed)} bytes are no float32 array")
+    return struct.unpack(f"<{len(packed) // 4}f", packed)
+
+
+def rollout_to_payload(rollout: Rollout) -> bytes:
+    """Serialize a rollout: the bytes that are signed, and whose digest is the rollout's id."""
+    return worker_pb2.RolloutPayload(
+        run_id=rollout.run_id,
+        lease_id=rollout.lease_id,
+        sample_id=rollout.sample_id,
+        segments=[_segment_to_wire(segment) for segment in rollout.segments],
+        logprobs=floats_to_bytes(rollout.logprobs),
+        spans=[_span_to_wire(span) for span in rollout.spans],
+        proofs=[worker_pb2.SpanProofs(chunks=list(chunks)) for chunks in rollout.proofs],
+        stop_reason=_STOP_TO_WIRE[rollout.stop_reason],
+    ).SerializeToString()
+
+
+def rollout_from_payload(payload: bytes) -> Rollout:
+    """Parse a submission. Raises WorkerFault(FORM) for anything that is no RolloutPayload of known values."""
+    message = worker_pb2.RolloutPayload()
+    try:
+        message.ParseFromString(payload)
+    except DecodeError as error:
+        raise WorkerFault(RejectionReason.FORM, "the payload is no RolloutPayload") from error
+    if has_unknown_fields(message):
+        raise WorkerFault(RejectionReason.FORM, "the payload has fields that this protocol does not define")
+    return Rollout(
+        run_id=message.run_id,
+        lease_id=message.lease_id,
+        sample_id=message.sample_id,
+        segments=tuple(_segment_from_wire(segment) for segment in message.segments),
+        logprobs=floats_from_bytes(message.logprobs),
+        spans=tuple(_span_from_wire(span) for span in message.spans),
+        proofs=tuple(tuple(proofs.chunks) for proofs in message.proofs),
+        stop_reason=_stop_from_wire(message.stop_reason),
+    )
+
+
+def has_unknown_fields(message: worker_pb2.RolloutPayload) -> bool:
+    """Does the message carry fields outside the schema, such as a claimed reward?"""
+    known = worker_pb2.RolloutPayload()
+    known.CopyFrom(message)
+    known.DiscardUnknownFields()
+    return known.ByteSize() != message.ByteSize()
+
+
+def rollout_id(payload: bytes) -> str:
+    """The id of a submission: `sha256:<hex>` of its exact bytes."""
+    return "sha256:" + sha256(payload).hexdigest()
+
+
+def sampling_to_wire(sampling: SamplingParams) -> common_pb2.SamplingParams:
+    return common_pb2.SamplingParams(
+        temperature=sampling.temperature, max_tokens=sampling.max_tokens, eos_token_ids=sampling.eos_token_ids
+    )
+
+
+def sampling_from_wire(message: common_pb2.SamplingParams) -> SamplingParams:
+    return SamplingParams(message.temperature, message.max_tokens, tuple(message.eos_token_ids))
+
+
+def group_to_wire(group: RolloutGroup) -> trainer_pb2.RolloutGroup:
+    return trainer_pb2.RolloutGroup(
+        group_id=group.group_id,
+        task_id=group.task_id,
+        environment=group.environment,
+        prompt_token_ids=group.prompt_token_ids,
+        n_requested=group.n_requested,
+        rollouts=[_verified_to_wire(rollout) for rollout in group.rollouts],
+    )
+
+
+def group_from_wire(message: trainer_pb2.RolloutGroup) -> RolloutGroup:
+    return RolloutGroup(
+        group_id=message.group_id,
+        task_id=message.task_id,
+        environment=message.environment,
+        prompt_token_ids=tuple(message.prompt_token_ids),
+        n_requested=message.n_requested,
+        rollouts=tuple(_verified_from_wire(rollout) for rollout in message.rollouts),
+    )
+
+
+def _verified_to_wire(verified: VerifiedRollout) -> trainer_pb2.VerifiedRollout:
+    rollout = verified.rollout
+    return trainer_pb2.VerifiedRollout(
+        rollout_id=verified.rollout_id,
+        sample_id=verified.sample_id,
+        worker_id=verified.worker_id,
+        segments=[_segment_to_wire(segment) for segment in rollout.segments],
+        spans=[_span_to_wire(span) for span in rollout.spans],
+        behaviour_logprobs=floats_to_bytes(rollout.logprobs),
+        old_logprobs=floats_to_bytes(verified.old_logprobs),
+        reward=verified.reward,
+        audited=verified.audited,
+        stop_reason=_STOP_TO_WIRE[rollout.stop_reason],
+    )
+
+
+def _verified_from_wire(message: trainer_pb2.VerifiedRollout) -> VerifiedRollout:
+    rollout = Rollout(
+        run_id="",
+        lease_id="",
+        sample_id=message.sample_id,
+        segments=tuple(_segment_from_wire(segment) for segment in message.segments),
+        logprobs=floats_from_bytes(message.behaviour_logprobs),
+        spans=tuple(_span_from_wire(span) for span in message.spans),
+        proofs=(),
+        stop_reason=_stop_from_wire(message.stop_reason),
+    )
+    return VerifiedRollout(
+        rollout_id=message.rollout_id,
+        sample_id=message.sample_id,
+        worker_id=message.worker_id,
+        rollout=rollout,
+        reward=message.reward,
+        old_logprobs=floats_from_bytes(message.old_logprobs),
+        audited=message.audited,
+    )
+
+
+def _segment_to_wire(segment: Segment) -> common_pb2.Segment:
+    return common_pb2.Segment(author=int(segment.author), token_ids=segment.token_ids, loss_mask=segment.loss_mask)
+
+
+def _segment_from_wire(message: common_pb2.Segment) -> Segment:
+    try:
+        author = Author(message.author)
+    except ValueError:
+        raise WorkerFault(RejectionReason.FORM, f"unknown segment author {message.author}") from None
+    return Segment(author, tuple(message.token_ids), tuple(message.loss_mask))
+
+
+def _span_to_wire(span: VersionSpan) -> common_pb2.VersionSpan:
+    return common_pb2.VersionSpan(
+        version=span.version, manifest_digest=span.manifest_digest, start=span.start, end=span.end
+    )
+
+
+def _span_from_wire(message: common_pb2.VersionSpan) -> VersionSpan:
+    return VersionSpan(message.version, message.manifest_digest, message.start, message.end)
+
+
+def _stop_from_wire(stop_reason: int) -> StopReason:
+    try:
+        return _STOP_FROM_WIRE[stop_reason]
+    except KeyError:
+        raise WorkerFault(RejectionReason.FORM, f"unknown stop reason {stop_reason}") from None

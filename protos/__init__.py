@@ -1,0 +1,1 @@
+"""Wire schemas and the stubs generated from them (`make protos`)."""

@@ -1,0 +1,118 @@
+"""What a server offers its clients: a head, signed manifests, and shards. An origin's are always complete."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+
+from protocol.manifest import Digest, envelope_to_json
+from shardcast.metrics import ShardcastMetrics
+from shardcast.sources import Head, NotYet
+from shardcast.storage import ShardLocation, StoredVersion, VersionStore
+
+__all__ = ["Catalog", "NotYet", "OpenShard"]
+
+
+@dataclass(slots=True)
+class OpenShard:
+    """An open file and the byte range that is the shard. Whoever gets it closes it."""
+
+    descriptor: int
+    version: int
+    offset: int
+    size: int
+
+    @classmethod
+    def at(cls, location: ShardLocation) -> OpenShard:
+        """Open a shard where it lies. Raises FileNotFoundError if it was removed meanwhile."""
+        descriptor = os.open(location.path, os.O_RDONLY)
+        return cls(descriptor, location.version, location.offset, location.size)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+class Catalog:
+    """Complete versions of a store. The head only rises; `close` frees everyone who waits for it."""
+
+    role = "origin"
+
+    def __init__(self, store: VersionStore, metrics: ShardcastMetrics) -> None:
+        self.store = store
+        self.metrics = metrics
+        self._head: Head | None = None
+        self._changed = asyncio.Event()
+        self._closed = False
+        if store.head is not None:
+            self.announce(store.head)
+
+    @property
+    def head(self) -> Head | None:
+        """The newest version that clients are told of."""
+        return self._head
+
+    def announce(self, stored: StoredVersion) -> None:
+        """Make a complete version the head, if it is newer."""
+        self._raise_head(Head(stored.version, stored.digest))
+
+    async def wait_head(self, after: int | None, wait_s: float) -> Head | None:
+        """The head once it is above `after` (None: once there is one), or None after `wait_s`."""
+        try:
+            async with asyncio.timeout(wait_s):
+                while not self._is_news(after) and not self._closed:
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+        return self._head if self._is_news(after) else None
+
+    async def manifest_json(self, version: int) -> bytes | None:
+        """The signed manifest of a version as HTTP carries it, or None if it isn't here."""
+        stored = self.store.get(version)
+        return None if stored is None else envelope_to_json(stored.envelope)
+
+    async def open_shard(self, digest: Digest, wait_s: float) -> OpenShard | None:
+        """The shard, or None if no manifest here names it. Raises NotYet if it doesn't come within `wait_s`."""
+        location = self.store.locate(digest)
+        if location is None:
+            return None
+        try:
+            return OpenShard.at(location)
+        except FileNotFoundError:
+            return None
+
+    def health(self) -> dict[str, object]:
+        """What `/healthz` and the status page show."""
+        complete = self.store.head
+        return {
+            "status": "ok",
+            "role": self.role,
+            "head": None if self._head is None else self._head.version,
+            "head_digest": None if self._head is None else self._head.manifest_digest,
+            "complete": None if complete is None else complete.version,
+            "versions": self.store.versions,
+            "sources": [],
+        }
+
+    def close(self) -> None:
+        """Answer all waiting clients now."""
+        self._closed = True
+        self._wake()
+
+    def _raise_head(self, head: Head) -> None:
+        if self._head is None or head.version > self._head.version:
+            self._head = head
+            self._wake()
+        self._update_gauges()
+
+    def _update_gauges(self) -> None:
+        complete = self.store.head
+        announced = None if self._head is None else self._head.version
+        self.metrics.set_versions(None if complete is None else complete.version, announced)
+
+    def _is_news(self, after: int | None) -> bool:
+        return self._head is not None and (after is None or self._head.version > after)
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

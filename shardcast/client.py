@@ -1,0 +1,322 @@
+"""The client that workers, verifiers and relays use to get versions. Nothing that a source says is believed.
+
+A version number is taken for published only with its manifest, signed by a pinned key; bytes only with their
+digest; and a number that was once seen complete with one digest is never accepted with another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import aiohttp
+
+from protocol.errors import BadSignature, SourceFault
+from protocol.manifest import Digest, Manifest, SignedEnvelope, manifest_digest, open_manifest
+from shardcast.bandwidth import Throttle
+from shardcast.config import ClientLimits, parse_keys, parse_sources
+from shardcast.download import Download, OnShard
+from shardcast.metrics import ShardcastMetrics
+from shardcast.partial import PartialVersion
+from shardcast.pool import SourcePool
+from shardcast.routing import SourceStats
+from shardcast.sources import Head, Misbehaved, Source, Unavailable, Unknown, new_session
+from shardcast.storage import StoredVersion, VersionStore
+
+log = logging.getLogger("shardcast")
+
+_RETRY_PAUSE_S = 0.5
+_MANIFESTS_KEPT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a fetch is, in bytes; `done` counts received bytes, and only verified ones after a restart."""
+
+    done: int
+    total: int
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class ShardcastClient:
+    """Pulls versions from many sources into one cache directory. One event loop; several processes may share a cache.
+
+    `sources`: base URLs of relays and origins, preferred first. `pinned_keys`: the trainer's key ids.
+    `run_id`: if given, versions of another run are refused even when signed by a pinned key.
+    Complete versions lie in `cache_dir/versions/<version>-<digest prefix>/`. Use as `async with`, or call `close`.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[str],
+        pinned_keys: Collection[str],
+        cache_dir: Path | str,
+        *,
+        limits: ClientLimits | None = None,
+        run_id: str | None = None,
+        max_mbit: float | None = None,
+        metrics: ShardcastMetrics | None = None,
+        rng: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        store: VersionStore | None = None,
+    ) -> None:
+        self._urls = parse_sources(sources)
+        self._pinned = parse_keys(pinned_keys)
+        self._limits = limits or ClientLimits()
+        self._run_id = run_id
+        self._throttle = Throttle.from_mbit(max_mbit)
+        self._metrics = metrics
+        self._rng = rng or random.Random()
+        self._clock = clock
+        self.store = store or VersionStore(Path(cache_dir), self._pinned, durable=False)
+        self._manifests: dict[Digest, tuple[Manifest, SignedEnvelope]] = {}
+        self._announced = -1  # the newest version that was proven to exist
+        self._session: aiohttp.ClientSession | None = None
+        self._pool: SourcePool | None = None
+
+    async def __aenter__(self) -> ShardcastClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = self._pool = None
+
+    @property
+    def source_stats(self) -> dict[str, SourceStats]:
+        """What is known of each source, by URL."""
+        return self._opened().stats
+
+    async def head(self, after: int | None = None, wait_s: float = 0.0) -> Head | None:
+        """The newest version above `after`, believed only with its signed manifest; None if none came in time.
+
+        Without `after` the highest that any source proves now. With it, all sources are asked at once and the first
+        that proves a newer version decides. Raises SourceFault if every source failed.
+        """
+        deadline = self._clock() + wait_s
+        while True:
+            pause = min(max(self._opened().next_ready() or 0.0, _RETRY_PAUSE_S), 30.0)
+            try:
+                found = await self._ask_heads(after, max(0.0, deadline - self._clock()))
+            except SourceFault:
+                if self._clock() + pause >= deadline:
+                    raise
+            else:
+                if found is not None or self._clock() >= deadline:
+                    return found
+            await asyncio.sleep(max(0.0, min(pause, deadline - self._clock())))
+
+    async def manifest(
+        self, version: int, expected_digest: Digest | str | None = None
+    ) -> tuple[Manifest, SignedEnvelope]:
+        """A version's manifest, checked against the pinned keys and, if given, the expected digest.
+
+        Taken from the cache or from the first source that proves it. With an expected digest the version is known to
+        exist, so sources that don't have it yet are asked again until the deadline. Raises SourceFault.
+        """
+        expected = Digest(expected_digest) if expected_digest is not None else self.store.names.get(version)
+        stored = self.store.get(version)
+        if stored is not None and expected in (None, stored.digest):
+            return stored.manifest, stored.envelope
+        if expected is not None:
+            self.store.check_name(version, expected)
+            if expected in self._manifests:
+                return self._manifests[expected]
+        deadline = self._clock() + self._limits.deadline_s
+        while True:
+            pool = self._opened()
+            absent = 0
+            sources = pool.usable()
+            for source in sources:
+                try:
+                    return await self._manifest_from(source, version, expected)
+                except Unknown as fault:
+                    absent += 1
+                    log.info("%s", fault, extra={"action": "manifest", "source": source.url})
+                except SourceFault as fault:
+                    pool.failed(source, fault)
+            wait = pool.next_ready()
+            if absent == len(sources) and expected is None:
+                raise SourceFault(f"no source has version {version}: {pool.report()}")
+            if wait is None or self._clock() + wait > deadline:
+                raise SourceFault(f"no source gave the manifest of version {version}: {pool.report()}")
+            await asyncio.sleep(max(wait, _RETRY_PAUSE_S))
+
+    async def fetch(
+        self,
+        version: int,
+        expected_digest: Digest | str | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Path:
+        """The folder with the files of a version, fetched if it isn't here. It appears whole or not at all.
+
+        Resumes what an earlier process had verified. Raises SourceFault saying what each source did wrong,
+        VersionConflict if the number names another digest, DiskFullError.
+        """
+        manifest, envelope = await self.manifest(version, expected_digest)
+        digest = manifest_digest(envelope.payload)
+        async with self.store.lock(version, digest):
+            await asyncio.to_thread(self.store.refresh)
+            stored = self.store.get(version)
+            if stored is None:
+                stored = await self._fill(manifest, envelope, on_progress)
+        if stored.digest != digest:
+            raise SourceFault(f"version {version} is here as {stored.digest} and was asked for as {digest}")
+        self._announced = max(self._announced, version)
+        if self._metrics:
+            self._metrics.set_versions(version, self._announced)
+        return stored.path
+
+    def prune(self, keep: Iterable[int]) -> list[int]:
+        """Remove every complete version but these; their numbers stay bound. Returns what was removed. Blocking.
+
+        Files that are open or mapped stay readable until they are closed.
+        """
+        kept = set(keep)
+        gone = [version for version in self.store.versions if version not in kept]
+        self.store.remove(gone)
+        self.store.remove_stale_partials()
+        return gone
+
+    def download(
+        self, partial: PartialVersion, *, on_shard: OnShard | None = None, on_bytes: Callable[[int], None] | None = None
+    ) -> Download:
+        """A run that fills `partial` from this client's sources; relays watch it shard by shard."""
+        return Download(
+            partial,
+            self._opened(),
+            self._limits,
+            store=self.store,
+            on_shard=on_shard,
+            on_bytes=on_bytes,
+            throttle=self._throttle,
+            metrics=self._metrics,
+            clock=self._clock,
+        )
+
+    async def _fill(
+        self, manifest: Manifest, envelope: SignedEnvelope, on_progress: OnProgress | None
+    ) -> StoredVersion:
+        partial = await asyncio.to_thread(self.store.open_partial, envelope, manifest)
+        try:
+            total = manifest.total_bytes
+            done = partial.done_bytes
+
+            def report(count: int) -> None:
+                nonlocal done
+                done = min(total, done + count)
+                if on_progress:
+                    on_progress(Progress(done, total))
+
+            report(0)
+            await self.download(partial, on_bytes=report).run()
+            stored = await asyncio.to_thread(self.store.finish, partial)
+            if on_progress:
+                on_progress(Progress(total, total))
+            return stored
+        finally:
+            partial.close()
+
+    async def _ask_heads(self, after: int | None, wait_s: float) -> Head | None:
+        pool = self._opened()
+        sources = pool.usable()
+        if not sources:
+            raise SourceFault(f"every source was dropped: {pool.report()}")
+        tasks = [asyncio.create_task(self._proven_head(source, after, wait_s)) for source in sources]
+        faults = 0
+        best: Head | None = None
+        try:
+            for task in asyncio.as_completed(tasks):
+                try:
+                    found = await task
+                except SourceFault:
+                    faults += 1
+                    continue
+                if found is not None and (best is None or found.version > best.version):
+                    best = found
+                if best is not None and after is not None:
+                    return best
+        finally:
+            for pending in tasks:
+                pending.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if best is None and faults == len(tasks):
+            raise SourceFault(f"no source answers: {pool.report()}")
+        return best
+
+    async def _proven_head(self, source: Source, after: int | None, wait_s: float) -> Head | None:
+        pool = self._opened()
+        try:
+            head = await source.head(after, wait_s)
+            if head is None or (after is not None and head.version <= after):
+                return None
+            await self._manifest_from(source, head.version, head.manifest_digest)
+            return head
+        except SourceFault as fault:
+            pool.failed(source, fault)
+            raise
+
+    async def _manifest_from(
+        self, source: Source, version: int, expected: Digest | None
+    ) -> tuple[Manifest, SignedEnvelope]:
+        """Ask one source and check everything. Raises Misbehaved, Unavailable."""
+        if expected is not None and expected in self._manifests:
+            return self._manifests[expected]
+        envelope = await source.envelope(version)
+        try:
+            manifest = await asyncio.to_thread(open_manifest, envelope, self._pinned)
+        except (BadSignature, SourceFault) as error:
+            raise Misbehaved(f"{source.url}: manifest of version {version} refused: {error}") from None
+        digest = manifest_digest(envelope.payload)
+        self._check_manifest(source, manifest, version)
+        if expected is not None and digest != expected:
+            raise Misbehaved(f"{source.url}: serves version {version} as {digest}, expected {expected}")
+        named = self.store.names.get(version)
+        if named is not None and named != digest:
+            raise Misbehaved(f"{source.url}: serves version {version} as {digest}; here it names {named} for ever")
+        self._remember(digest, manifest, envelope)
+        self._announced = max(self._announced, version)
+        return manifest, envelope
+
+    def _check_manifest(self, source: Source, manifest: Manifest, version: int) -> None:
+        if manifest.policy_version != version:
+            raise Misbehaved(f"{source.url}: serves the manifest of version {manifest.policy_version} for {version}")
+        if self._run_id is not None and manifest.run_id != self._run_id:
+            raise Misbehaved(f"{source.url}: serves run {manifest.run_id!r}, this is run {self._run_id!r}")
+        if manifest.total_bytes > self._limits.max_total_bytes:
+            raise Unavailable(
+                f"{source.url}: version {version} has {manifest.total_bytes} bytes, "
+                f"this client takes at most {self._limits.max_total_bytes}"
+            )
+
+    def _remember(self, digest: Digest, manifest: Manifest, envelope: SignedEnvelope) -> None:
+        self._manifests[digest] = (manifest, envelope)
+        while len(self._manifests) > _MANIFESTS_KEPT:
+            del self._manifests[next(iter(self._manifests))]
+
+    def _opened(self) -> SourcePool:
+        """The session needs a running loop, so it is made at the first use."""
+        if self._pool is None:
+            self._session = new_session(self._limits)
+            self._pool = SourcePool(
+                [Source(url, self._session, self._limits) for url in self._urls],
+                explore=self._limits.explore,
+                ban_s=self._limits.ban_s,
+                rng=self._rng,
+                clock=self._clock,
+            )
+        return self._pool

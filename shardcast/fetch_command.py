@@ -1,0 +1,92 @@
+"""`shardcast fetch` and `shardcast status`, as a person sees them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import aiohttp
+
+from protocol.errors import SourceFault, UserError
+from protocol.manifest import Digest, InvalidManifest, manifest_digest
+from shardcast.client import OnProgress, Progress, ShardcastClient
+from shardcast.config import ClientLimits, parse_source
+
+_STATUS_TIMEOUT_S = 10.0
+
+
+async def run(
+    sources: Sequence[str],
+    trainer_keys: Sequence[str],
+    out: Path,
+    version: int | None,
+    digest: str | None,
+    max_mbit: float | None,
+    deadline_s: float,
+) -> None:
+    """Fetch a version into `out` and print its folder. Raises UserError, SourceFault."""
+    expected = _digest(digest)
+    limits = ClientLimits(deadline_s=deadline_s)
+    async with ShardcastClient(sources, trainer_keys, out, limits=limits, max_mbit=max_mbit) as client:
+        if version is None:
+            head = await client.head(wait_s=deadline_s)
+            if head is None:
+                raise SourceFault(f"no version was published within {deadline_s:.0f} s")
+            version = head.version
+        manifest, envelope = await client.manifest(version, expected)
+        with _progress(f"version {version}", manifest.total_bytes) as on_progress:
+            path = await client.fetch(version, expected, on_progress)
+    print(f"version={version} digest={manifest_digest(envelope.payload)} bytes={manifest.total_bytes} path={path}")
+
+
+async def show_status(url: str) -> None:
+    """Print a server's `/healthz` line by line. Raises UserError, SourceFault."""
+    base = parse_source(url)
+    timeout = aiohttp.ClientTimeout(total=_STATUS_TIMEOUT_S)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(f"{base}/healthz", allow_redirects=False) as response,
+        ):
+            if response.status != 200:
+                raise SourceFault(f"{base} answers {response.status}; is it an origin or a relay?")
+            health = json.loads(await response.content.read(2**20))
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        raise SourceFault(f"{base} can't be asked: {str(error) or type(error).__name__}") from error
+    if not isinstance(health, dict):
+        raise SourceFault(f"{base} doesn't answer like an origin or a relay")
+    for key, value in health.items():
+        if key != "sources":
+            print(f"{key:<12} {value}")
+    for source in health.get("sources", ()):
+        print(f"source       {source.get('url')}: {source.get('state')} {source.get('last_fault')}".rstrip())
+
+
+def _digest(text: str | None) -> Digest | None:
+    try:
+        return None if text is None else Digest(text)
+    except InvalidManifest as error:
+        raise UserError(f"--digest: {error}") from None
+
+
+@contextlib.contextmanager
+def _progress(label: str, total: int) -> Iterator[OnProgress | None]:
+    """A progress bar on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bar
+
+    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(label, total=total)
+
+        def show(progress: Progress) -> None:
+            bar.update(task, completed=progress.done)
+
+        yield show

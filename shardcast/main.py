@@ -1,0 +1,118 @@
+"""`shardcast origin | relay | fetch | status`. Imports nothing heavy until a command runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from protocol.errors import RollswarmError, UserError
+
+app = typer.Typer(
+    help="SHARDCAST carries new weights to every worker: an origin serves, relays pass on, clients fetch.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+DataDir = Annotated[Path, typer.Option("--data-dir", help="Where versions are kept.")]
+Host = Annotated[str, typer.Option("--host", help="Address to listen on.")]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
+TrainerKey = Annotated[
+    list[str], typer.Option("--trainer-key", help="Pinned key id of the trainer, ed25519:<hex>. May be repeated.")
+]
+Keep = Annotated[int, typer.Option("--keep", min=1, help="How many of the newest versions are kept.")]
+
+
+@app.command()
+def origin(
+    data_dir: DataDir,
+    trainer_key: TrainerKey,
+    host: Host = "127.0.0.1",
+    port: Port = 8600,
+    keep: Keep = 8,
+    coordinator: Annotated[
+        str | None,
+        typer.Option("--coordinator", help="Its URL: versions that it still needs are kept, whatever --keep says."),
+    ] = None,
+) -> None:
+    """Serve the versions that the trainer announces. Runs beside the trainer, on the same disk."""
+    from shardcast import serve
+
+    _run(lambda: serve.serve_origin(data_dir, trainer_key, host, port, keep, coordinator))
+
+
+@app.command()
+def relay(
+    origin: Annotated[list[str], typer.Option("--origin", help="URL of an origin or another relay. May be repeated.")],
+    trainer_key: TrainerKey,
+    data_dir: DataDir = Path("shardcast-relay"),
+    host: Host = "0.0.0.0",
+    port: Port = 8601,
+    keep: Keep = 3,
+    max_bandwidth_mbit: Annotated[
+        float | None, typer.Option("--max-bandwidth-mbit", min=0.1, help="Most megabits per second sent to clients.")
+    ] = None,
+) -> None:
+    """Pass versions on. A relay can be slow or absent; it can't corrupt anything."""
+    from shardcast import serve
+
+    _run(lambda: serve.serve_relay(origin, trainer_key, data_dir, host, port, keep, max_bandwidth_mbit))
+
+
+@app.command()
+def fetch(
+    source: Annotated[list[str], typer.Option("--source", help="URL of a relay or an origin. May be repeated.")],
+    trainer_key: TrainerKey,
+    out: Annotated[Path, typer.Option("--out", help="Folder that holds the versions; one is resumed if begun.")],
+    version: Annotated[int | None, typer.Option("--version", min=0, help="Which one; the newest if not given.")] = None,
+    digest: Annotated[str | None, typer.Option("--digest", help="Refuse it unless its manifest has this one.")] = None,
+    max_bandwidth_mbit: Annotated[
+        float | None, typer.Option("--max-bandwidth-mbit", min=0.1, help="Most megabits per second received.")
+    ] = None,
+    deadline: Annotated[
+        float, typer.Option("--deadline", min=1, help="Give up when no byte came for so many seconds.")
+    ] = 120.0,
+) -> None:
+    """Fetch a version, verify it, and print the folder that holds it."""
+    from shardcast import fetch_command
+
+    _run(lambda: fetch_command.run(source, trainer_key, out, version, digest, max_bandwidth_mbit, deadline))
+
+
+@app.command()
+def status(url: Annotated[str, typer.Argument(help="URL of an origin or a relay.")]) -> None:
+    """Show what a server has, and how it stands with its sources."""
+    from shardcast import fetch_command
+
+    _run(lambda: fetch_command.show_status(url))
+
+
+def _run(start: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    import asyncio
+    import logging
+
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    asyncio.run(start())
+
+
+def main() -> None:
+    """Console script. The user's mistake is one line and status 2, another failure one line and status 1."""
+    try:
+        app()
+    except UserError as error:
+        print(f"shardcast: {error}", file=sys.stderr)
+        sys.exit(2)
+    except RollswarmError as error:
+        print(f"shardcast: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("shardcast: interrupted; what was verified stays on disk", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Prometheus metrics of one SHARDCAST process, in a registry of its own."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+
+
+class ShardcastMetrics:
+    """`source` is the URL that bytes came from, or `clients` for bytes that went out."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.bytes_total = Counter(
+            "rollswarm_shardcast_bytes",
+            "Bytes of shards received and sent.",
+            ["direction", "source"],
+            registry=self.registry,
+        )
+        self.shard_seconds = Histogram(
+            "rollswarm_shardcast_shard_seconds",
+            "Seconds from asking for a shard until it was on disk and verified.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.version = Gauge("rollswarm_shardcast_version", "The newest complete version here.", registry=self.registry)
+        self.version.set(-1)
+        self.lag_versions = Gauge(
+            "rollswarm_shardcast_lag_versions",
+            "How many versions the newest complete one here is behind the newest announced.",
+            registry=self.registry,
+        )
+
+    def set_versions(self, complete: int | None, announced: int | None) -> None:
+        """Set the two gauges; None is "no version yet"."""
+        have = -1 if complete is None else complete
+        self.version.set(have)
+        self.lag_versions.set(max(0, (-1 if announced is None else announced) - have))
+
+    def render(self) -> bytes:
+        """The text exposition format."""
+        return generate_latest(self.registry)

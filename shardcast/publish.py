@@ -1,0 +1,163 @@
+"""What the trainer does with a version: hash it once, sign it, put it beside the origin, announce it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+
+from protocol.errors import OurFault, UserError
+from protocol.manifest import (
+    Digest,
+    InvalidManifest,
+    Manifest,
+    ManifestFile,
+    Shard,
+    SignedEnvelope,
+    envelope_to_json,
+    manifest_digest,
+    sign_manifest,
+    tree_digest,
+)
+from protocol.signing import Identity
+from shardcast.config import DEFAULT_SHARD_BYTES, MIB, parse_source
+from shardcast.layout import incoming_folder, list_files
+from shardcast.names import VersionConflict
+from shardcast.partial import disk_errors
+
+ANNOUNCE_TIMEOUT_S = 60.0
+
+
+def build_manifest(
+    directory: Path, *, run_id: str, policy_version: int, shard_bytes: int = DEFAULT_SHARD_BYTES
+) -> Manifest:
+    """The manifest of all files below `directory`, in one hashing pass. Blocking.
+
+    No clock and no randomness enter it: the same files give the same manifest, so publishing again is idempotent.
+    Raises UserError if the folder can't be a version.
+    """
+    files: list[ManifestFile] = []
+    shards: list[Shard] = []
+    try:
+        for index, (path, size) in enumerate(list_files(directory)):
+            mine = list(_shards_of(directory / path, index, size, shard_bytes))
+            files.append(ManifestFile(path, size, tree_digest(shard.digest for shard in mine)))
+            shards.extend(mine)
+        total = tree_digest(shard.digest for shard in shards)
+        return Manifest(
+            run_id=run_id, policy_version=policy_version, files=tuple(files), shards=tuple(shards), total_digest=total
+        )
+    except InvalidManifest as error:
+        raise UserError(f"{directory} can't be published: {error}") from None
+
+
+async def publish_version(
+    source_dir: Path,
+    data_dir: Path,
+    identity: Identity,
+    *,
+    origin_url: str,
+    run_id: str,
+    policy_version: int,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    move: bool = True,
+) -> Digest:
+    """Give a folder to the origin that uses `data_dir` on this machine; returns the manifest's digest.
+
+    `move` renames the folder away (copies, across file systems). Without it the files are hard-linked: the caller
+    must then never write into them again. Idempotent, also after a crash at any point. Raises UserError,
+    VersionConflict (the number is taken), DiskFullError, OurFault (the origin can't be reached: try again).
+    """
+    manifest = await asyncio.to_thread(
+        build_manifest, source_dir, run_id=run_id, policy_version=policy_version, shard_bytes=shard_bytes
+    )
+    await asyncio.to_thread(_stage, source_dir, incoming_folder(data_dir, policy_version), move)
+    envelope = sign_manifest(manifest, identity)
+    await announce(origin_url, envelope)
+    return manifest_digest(envelope.payload)
+
+
+async def announce(origin_url: str, envelope: SignedEnvelope) -> bool:
+    """Tell the origin of a version whose files lie in its incoming folder; says whether it was new there.
+
+    Raises VersionConflict if the number is taken, UserError if the origin refuses, OurFault if it can't be reached.
+    """
+    url = parse_source(origin_url) + "/v1/versions"
+    timeout = aiohttp.ClientTimeout(total=ANNOUNCE_TIMEOUT_S)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.post(url, data=envelope_to_json(envelope), allow_redirects=False) as response,
+        ):
+            if response.status in (200, 201):
+                return response.status == 201
+            message = f"the origin at {origin_url} refuses the version ({response.status}): {await _error(response)}"
+            if response.status == 409:
+                raise VersionConflict(message)
+            raise UserError(message) if response.status < 500 or response.status == 507 else OurFault(message)
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        reason = str(error) or type(error).__name__
+        raise OurFault(f"can't announce at {origin_url}: {reason}; start `shardcast origin` or try again") from error
+
+
+async def _error(response: aiohttp.ClientResponse) -> str:
+    try:
+        return str((await response.json())["error"])
+    except (aiohttp.ClientError, ValueError, KeyError, TypeError):
+        return response.reason or "no reason given"
+
+
+def _shards_of(path: Path, index: int, size: int, shard_bytes: int) -> Iterator[Shard]:
+    with path.open("rb", buffering=0) as file:
+        for offset in range(0, size, shard_bytes):
+            length = min(shard_bytes, size - offset)
+            yield Shard(index, offset, length, _hash(file, length, path))
+
+
+def _hash(file: io.RawIOBase, length: int, path: Path) -> Digest:
+    digest = hashlib.sha256()
+    left = length
+    while left:
+        chunk = file.read(min(left, MIB))
+        if not chunk:
+            raise UserError(f"{path} became shorter while it was read: write it whole before publishing")
+        digest.update(chunk)
+        left -= len(chunk)
+    return Digest.from_raw(digest.digest())
+
+
+def _stage(source: Path, target: Path, move: bool) -> None:
+    """Put the folder at `target` by one rename, replacing what an earlier attempt left there."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"can't write to the origin's data directory: {error}") from None
+    with disk_errors(target.parent):
+        staging = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+        try:
+            _bring(source, staging / "files", move)
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(target)
+            (staging / "files").rename(target)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def _bring(source: Path, target: Path, move: bool) -> None:
+    if move:
+        shutil.move(source, target)  # a rename, or a copy across file systems
+        return
+    for path, _ in list(list_files(source)):
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(source / path, target / path)
+        except OSError:
+            shutil.copyfile(source / path, target / path)

@@ -1,0 +1,269 @@
+"""A relay: follows the newest version and passes each shard on as soon as it is verified.
+
+Loops: `run` waits for a head above the one it has (long poll upstream), begins that version, tells its own clients at
+once, and waits until the version is whole; then it takes the newest again, so a slow relay skips versions instead
+of falling behind. Versions that a client asks for and that are not here (older ones, or version 0 with the
+tokenizer) are pulled through in the same way. Upstream lost: back off, keep serving, try again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from protocol.errors import SourceFault
+from protocol.manifest import Digest, Manifest, SignedEnvelope, envelope_to_json, manifest_digest
+from shardcast.catalog import Catalog, OpenShard
+from shardcast.client import ShardcastClient
+from shardcast.config import ClientLimits
+from shardcast.download import Download
+from shardcast.metrics import ShardcastMetrics
+from shardcast.partial import DiskFullError, PartialVersion
+from shardcast.sources import Head, NotYet
+from shardcast.storage import ShardLocation, StoredVersion, VersionStore
+
+log = logging.getLogger("shardcast")
+
+_POLL_S = 30.0
+_PAUSE_FIRST_S = 0.5
+_PAUSE_MAX_S = 30.0
+_MAX_INCOMING = 4  # versions being received at once
+_ABSENT_S = 30.0  # a version that upstream didn't have is not asked for again within this
+_RECENT_S = 600.0  # a version that a client asked for is kept this long
+
+
+class Incoming:
+    """One version on its way in, and the clients that wait for its shards."""
+
+    def __init__(
+        self, store: VersionStore, partial: PartialVersion, client: ShardcastClient, locked: AsyncExitStack
+    ) -> None:
+        self.partial = partial
+        self._locked = locked  # holds the store's lock, so that nobody collects what is being filled
+        self.envelope_json = envelope_to_json(partial.envelope)
+        self._store = store
+        self._index = {shard.digest: index for index, shard in enumerate(partial.manifest.shards)}
+        self._arrived: dict[int, asyncio.Event] = {}
+        self._download: Download = client.download(partial, on_shard=self._on_shard)
+        self.task: asyncio.Task[StoredVersion] | None = None  # set by who runs it
+
+    @property
+    def version(self) -> int:
+        return self.partial.manifest.policy_version
+
+    async def run(self) -> StoredVersion:
+        """Fill the version and make it visible. Raises SourceFault, DiskFullError, VersionConflict."""
+        await self._download.run()
+        return await asyncio.to_thread(self._store.finish, self.partial)
+
+    def names(self, digest: Digest) -> bool:
+        """Whether the shard belongs to this version."""
+        return digest in self._index
+
+    async def wait_shard(self, digest: Digest, wait_s: float) -> ShardLocation:
+        """Where the shard lies once it is verified. Raises NotYet after `wait_s`."""
+        index = self._index[digest]
+        if index not in self.partial.have:
+            self._download.demand(index)
+            arrived = self._arrived.setdefault(index, asyncio.Event())
+            try:
+                async with asyncio.timeout(wait_s):
+                    await arrived.wait()
+            except TimeoutError:
+                raise NotYet("the shard is on its way") from None
+            if index not in self.partial.have:
+                raise NotYet("the transfer was interrupted")
+        shard = self.partial.manifest.shards[index]
+        return ShardLocation(self.version, self.partial.path_of(index), shard.offset, shard.size)
+
+    async def close(self) -> None:
+        """Free the lock and everyone who waits."""
+        self.partial.close()
+        await self._locked.aclose()
+        for arrived in self._arrived.values():
+            arrived.set()
+
+    def _on_shard(self, index: int) -> None:
+        arrived = self._arrived.pop(index, None)
+        if arrived is not None:
+            arrived.set()
+
+
+class RelayCatalog(Catalog):
+    """A catalog that also offers versions that are still on their way in."""
+
+    role = "relay"
+
+    def __init__(
+        self,
+        store: VersionStore,
+        metrics: ShardcastMetrics,
+        client: ShardcastClient,
+        *,
+        keep_last: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(store, metrics)
+        self._client = client
+        self._keep_last = keep_last
+        self._clock = clock
+        self._incoming: dict[int, Incoming] = {}
+        self._absent: dict[int, float] = {}
+        self._asked: dict[int, float] = {}  # versions that were pulled through, and when they were last asked for
+        self._starting = asyncio.Lock()
+        self._upstream_lost_at: float | None = None
+
+    async def follow(self) -> None:
+        """Stay at the newest version until cancelled."""
+        pause = _PAUSE_FIRST_S
+        while True:
+            complete = self.store.head
+            try:
+                head = await self._client.head(None if complete is None else complete.version, _POLL_S)
+                self._upstream_lost_at = None
+                if head is not None:
+                    await self._take(head)
+                pause = _PAUSE_FIRST_S
+            except (SourceFault, DiskFullError, OSError) as error:
+                self._upstream_lost_at = self._upstream_lost_at or self._clock()
+                log.warning("can't follow, next try in %.1f s: %s", pause, error, extra={"action": "follow"})
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _PAUSE_MAX_S)
+
+    async def manifest_json(self, version: int) -> bytes | None:
+        if version in self._asked:
+            self._asked[version] = self._clock()
+        here = await super().manifest_json(version)
+        if here is not None:
+            return here
+        incoming = self._incoming.get(version) or await self._pull_through(version)
+        if incoming is None:
+            return await super().manifest_json(version)
+        return incoming.envelope_json
+
+    async def open_shard(self, digest: Digest, wait_s: float) -> OpenShard | None:
+        here = await super().open_shard(digest, wait_s)
+        if here is not None:
+            return here
+        incoming = next((each for each in self._incoming.values() if each.names(digest)), None)
+        if incoming is None:
+            return None
+        location = await incoming.wait_shard(digest, wait_s)
+        try:
+            return OpenShard.at(location)
+        except FileNotFoundError:  # the version became whole, and moved
+            return await super().open_shard(digest, wait_s)
+
+    def health(self) -> dict[str, object]:
+        facts = super().health()
+        now = self._clock()
+        if self._upstream_lost_at is not None:
+            facts["status"] = f"upstream lost for {now - self._upstream_lost_at:.0f} s; still serving what is here"
+        facts["receiving"] = [
+            f"version {each.version}: {len(each.partial.have)} of {len(each.partial.manifest.shards)} shards"
+            for each in self._incoming.values()
+        ]
+        facts["sources"] = [
+            {
+                "url": url,
+                "state": "dropped" if now < stats.banned_until else "ok" if stats.is_ready(now) else "backing off",
+                "mbytes_per_s": round((stats.throughput or 0.0) / 1e6, 1),
+                "last_fault": stats.last_fault,
+            }
+            for url, stats in self._client.source_stats.items()
+        ]
+        return facts
+
+    async def stop(self) -> None:
+        """End all transfers; what was verified stays on disk."""
+        self.close()
+        tasks = [each.task for each in self._incoming.values() if each.task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _take(self, head: Head) -> None:
+        """Begin a version, tell clients, and wait until it is whole."""
+        manifest, envelope = await self._client.manifest(head.version, head.manifest_digest)
+        incoming = await self._begin(manifest, envelope)
+        self._raise_head(head)
+        if incoming is not None and incoming.task is not None:
+            await asyncio.shield(incoming.task)
+
+    async def _pull_through(self, version: int) -> Incoming | None:
+        """Begin a version that a client asks for, if it is below the head and upstream has it."""
+        if self._head is None or version > self._head.version or len(self._incoming) >= _MAX_INCOMING:
+            return None
+        if self._absent.get(version, 0.0) > self._clock():
+            return None
+        try:
+            manifest, envelope = await self._client.manifest(version)
+            self._asked[version] = self._clock()
+            return await self._begin(manifest, envelope)
+        except (SourceFault, DiskFullError) as error:
+            self._absent[version] = self._clock() + _ABSENT_S
+            log.warning("can't get version %d: %s", version, error, extra={"action": "pull", "version": version})
+            return None
+
+    async def _begin(self, manifest: Manifest, envelope: SignedEnvelope) -> Incoming | None:
+        """The version on its way in, begun if need be; None if it is already whole."""
+        version = manifest.policy_version
+        async with self._starting:
+            if self.store.get(version) is not None:
+                return None
+            if version in self._incoming:
+                return self._incoming[version]
+            async with AsyncExitStack() as locked:
+                await locked.enter_async_context(self.store.lock(version, manifest_digest(envelope.payload)))
+                partial = await asyncio.to_thread(self.store.open_partial, envelope, manifest)
+                self._incoming[version] = incoming = Incoming(self.store, partial, self._client, locked.pop_all())
+            incoming.task = asyncio.create_task(self._receive(incoming))
+            incoming.task.add_done_callback(_note_outcome)
+            return incoming
+
+    async def _receive(self, incoming: Incoming) -> StoredVersion:
+        begin = self._clock()
+        try:
+            stored = await incoming.run()
+        finally:
+            await incoming.close()
+            del self._incoming[incoming.version]
+        log.info(
+            "version %d is whole after %.1f s",
+            stored.version,
+            self._clock() - begin,
+            extra={"action": "complete", "version": stored.version},
+        )
+        self.announce(stored)
+        await asyncio.to_thread(self.store.collect, required=(), keep_last=self._keep_last, recent=self._recent())
+        return stored
+
+    def _recent(self) -> Collection[int]:
+        now = self._clock()
+        self._asked = {version: at for version, at in self._asked.items() if now - at < _RECENT_S}
+        self._absent = {version: until for version, until in self._absent.items() if until > now}
+        return sorted(self._asked, key=lambda version: self._asked[version])[-_MAX_INCOMING:]
+
+
+def new_relay(
+    origins: Sequence[str],
+    pinned_keys: Collection[str],
+    data_dir: Path,
+    *,
+    keep_last: int,
+    limits: ClientLimits | None = None,
+) -> RelayCatalog:
+    """A relay's catalog over a data directory."""
+    metrics = ShardcastMetrics()
+    client = ShardcastClient(origins, pinned_keys, data_dir, limits=limits, metrics=metrics)
+    return RelayCatalog(client.store, metrics, client, keep_last=keep_last)
+
+
+def _note_outcome(task: asyncio.Task[StoredVersion]) -> None:
+    """Nobody may be waiting for a version that a client asked for: its fault is logged here."""
+    if not task.cancelled() and task.exception() is not None:
+        log.warning("a version didn't become whole: %s", task.exception(), extra={"action": "receive"})

@@ -1,0 +1,264 @@
+"""The HTTP surface that origin and relay share.
+
+GET /v1/head?after=V&wait=S   200 {"version", "manifest_digest"} once the head is above V; 204 when S seconds passed
+GET /v1/manifests/{version}   the signed manifest; immutable
+GET /v1/shards/{digest}       the bytes; Range, ETag, immutable. `Prefer: wait=S` lets a relay wait for them;
+                              503 with `X-Shardcast: not-yet` when they didn't come in time
+GET /healthz, /metrics, /     JSON, Prometheus text, a page for people
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from protocol.errors import UserError
+from protocol.manifest import MAX_ENVELOPE_BYTES, MAX_VERSION, Digest, InvalidManifest
+from shardcast.bandwidth import Throttle
+from shardcast.catalog import Catalog, NotYet, OpenShard
+from shardcast.config import MIB, ServerLimits
+from shardcast.status_page import render_page
+
+log = logging.getLogger("shardcast")
+
+_SLICE_BYTES = MIB
+_THROTTLED_SLICE_BYTES = MIB // 8
+_IMMUTABLE = "public, max-age=31536000, immutable"
+_PREFER_WAIT = re.compile(r"(?:^|[,;\s])wait=(\d{1,4})")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(slots=True)
+class ShardcastApp:
+    """Handlers over a catalog. `throttle` bounds the bytes of shards sent."""
+
+    catalog: Catalog
+    limits: ServerLimits
+    throttle: Throttle | None = None
+
+    def build(self) -> web.Application:
+        """The aiohttp application; the origin adds its own route."""
+        limit = limit_per_address(self.limits.max_requests_per_address)
+        app = web.Application(middlewares=[limit], client_max_size=MAX_ENVELOPE_BYTES)
+        app.router.add_get("/v1/head", self._head)
+        app.router.add_get("/v1/manifests/{version}", self._manifest)
+        app.router.add_get("/v1/shards/{digest}", self._shard)
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/", self._page)
+        return app
+
+    async def _head(self, request: web.Request) -> web.Response:
+        after_text = request.query.get("after", "")
+        try:
+            after = int(after_text) if after_text else None
+            wait = float(request.query.get("wait", "0"))
+        except ValueError:
+            return error_response(400, "after is a version number and wait a number of seconds")
+        head = await self.catalog.wait_head(after, min(max(wait, 0.0), self.limits.head_wait_s))
+        if head is None:
+            return web.Response(status=204, headers={"Cache-Control": "no-store"})
+        body = {"version": head.version, "manifest_digest": head.manifest_digest}
+        return web.json_response(body, headers={"Cache-Control": "no-store"})
+
+    async def _manifest(self, request: web.Request) -> web.Response:
+        version = request.match_info["version"]
+        if not (version.isascii() and version.isdigit() and len(version) <= 16 and int(version) <= MAX_VERSION):
+            return error_response(400, "a version is a whole number")
+        body = await self.catalog.manifest_json(int(version))
+        if body is None:
+            return error_response(404, f"version {version} is not here")
+        return web.Response(body=body, content_type="application/json", headers={"Cache-Control": _IMMUTABLE})
+
+    async def _shard(self, request: web.Request) -> web.StreamResponse:
+        try:
+            digest = Digest(request.match_info["digest"])
+        except InvalidManifest as error:
+            return error_response(400, str(error))
+        try:
+            shard = await self.catalog.open_shard(digest, self._wait_of(request))
+        except NotYet:
+            response = error_response(503, "this shard is on its way here; ask again", 1)
+            response.headers["X-Shardcast"] = "not-yet"
+            return response
+        if shard is None:
+            return error_response(404, f"no version here has the shard {digest}")
+        try:
+            return await self._send(request, digest, shard)
+        finally:
+            shard.close()
+
+    def _wait_of(self, request: web.Request) -> float:
+        found = _PREFER_WAIT.search(request.headers.get("Prefer", ""))
+        return min(float(found.group(1)), self.limits.shard_wait_s) if found else self.limits.shard_wait_s
+
+    async def _send(self, request: web.Request, digest: Digest, shard: OpenShard) -> web.StreamResponse:
+        headers = {
+            "ETag": f'"{digest}"',
+            "Cache-Control": _IMMUTABLE,
+            "Accept-Ranges": "bytes",
+            "Content-Type": "application/octet-stream",
+        }
+        if any(tag.value in (digest, "*") for tag in request.if_none_match or ()):
+            return web.Response(status=304, headers=headers)
+        try:
+            start, stop = byte_range(request, shard.size)
+        except ValueError:
+            headers["Content-Range"] = f"bytes */{shard.size}"
+            return web.Response(status=416, headers=headers)
+        whole = (start, stop) == (0, shard.size) and "Range" not in request.headers
+        if not whole:
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{shard.size}"
+        response = web.StreamResponse(status=200 if whole else 206, headers=headers)
+        response.content_length = stop - start
+        await response.prepare(request)
+        if request.method != "HEAD":
+            with self.catalog.store.reading(shard.version):
+                await self._send_file(request, shard, start, stop)
+        await response.write_eof()
+        return response
+
+    async def _send_file(self, request: web.Request, shard: OpenShard, start: int, stop: int) -> None:
+        """Send in slices: each must be taken in time, and each waits for its share of the bandwidth."""
+        loop = asyncio.get_running_loop()
+        sent = self.catalog.metrics.bytes_total.labels("out", "clients")
+        slice_bytes = _THROTTLED_SLICE_BYTES if self.throttle else _SLICE_BYTES
+        with os.fdopen(os.dup(shard.descriptor), "rb", buffering=0) as file:
+            for at in range(start, stop, slice_bytes):
+                count = min(slice_bytes, stop - at)
+                if self.throttle:
+                    await self.throttle.take(count)
+                transport = request.transport
+                if transport is None:
+                    raise ConnectionResetError("the client went away")
+                try:
+                    async with asyncio.timeout(self.limits.send_timeout_s):
+                        await loop.sendfile(transport, file, shard.offset + at, count)
+                except TimeoutError:
+                    transport.abort()  # a client that doesn't read
+                    raise ConnectionResetError("the client takes the bytes too slowly") from None
+                sent.inc(count)
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        return web.json_response(self.catalog.health(), headers={"Cache-Control": "no-store"})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        body = self.catalog.metrics.render()
+        return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def _page(self, request: web.Request) -> web.Response:
+        return web.Response(text=render_page(self.catalog.health()), content_type="text/html")
+
+
+def limit_per_address(most: int) -> Middleware:
+    """Refuse an address that has `most` requests in flight."""
+    in_flight: Counter[str] = Counter()
+
+    @web.middleware
+    async def limit(request: web.Request, handler: Handler) -> web.StreamResponse:
+        address = request.remote or "?"
+        if in_flight[address] >= most:
+            return error_response(503, "too many requests at once from this address; wait for some to end", 1)
+        in_flight[address] += 1
+        try:
+            return await handler(request)
+        finally:
+            in_flight[address] -= 1
+            if not in_flight[address]:
+                del in_flight[address]
+
+    return limit
+
+
+def error_response(status: int, message: str, retry_after: int | None = None) -> web.Response:
+    """An error as JSON, never cached."""
+    headers = {"Cache-Control": "no-store"}
+    if retry_after is not None:
+        headers["Retry-After"] = str(retry_after)
+    return web.json_response({"error": message}, status=status, headers=headers)
+
+
+def byte_range(request: web.Request, size: int) -> tuple[int, int]:
+    """Start and stop (exclusive) of what is asked for. Raises ValueError if it can't be satisfied."""
+    if "Range" not in request.headers:
+        return 0, size
+    asked = request.http_range
+    start = 0 if asked.start is None else asked.start
+    if start < 0:
+        return max(0, size + start), size
+    stop = size if asked.stop is None else min(asked.stop, size)
+    if start >= stop:
+        raise ValueError("the range lies outside the shard")
+    return start, stop
+
+
+@contextlib.asynccontextmanager
+async def listening(app: web.Application, host: str, port: int, limits: ServerLimits) -> AsyncIterator[str]:
+    """Serve while the context lasts; yields the base URL. Raises UserError if the address can't be bound."""
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        keepalive_timeout=limits.keepalive_s,
+        shutdown_timeout=limits.shutdown_s,
+        max_line_size=4096,
+        max_field_size=4096,
+    )
+    await runner.setup()
+    try:
+        bound = _bind(host, port)
+        server = runner.server
+        assert server is not None
+        loop = asyncio.get_running_loop()
+
+        def accept() -> asyncio.BaseProtocol:
+            return _Refusal() if len(server.connections) >= limits.max_connections else server()
+
+        site = await loop.create_server(accept, sock=bound, backlog=512)
+        try:
+            yield _url_of(bound)
+        finally:
+            site.close()
+    finally:
+        await runner.cleanup()
+
+
+class _Refusal(asyncio.Protocol):
+    """Closes a connection beyond the limit at once."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+            0
+        ]
+        bound = socket.socket(family, kind)
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise UserError(f"can't listen on {host}:{port}: {error}") from None
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise UserError(f"can't listen on {host}:{port}: {error.strerror}; choose another --port or --host") from None
+    return bound
+
+
+def _url_of(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

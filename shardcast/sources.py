@@ -1,0 +1,231 @@
+"""HTTP to one source, which may be slow, broken or hostile.
+
+Two kinds of fault: `Misbehaved` is proof (the source answered what no honest one would: a redirect, a wrong length,
+an encoded body, too many bytes), `Unavailable` may pass (down, slow, not found). Nothing is buffered beyond
+`_BATCH_BYTES` plus the socket's buffer, and no answer is trusted here: digests and signatures are the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+
+from protocol.errors import SourceFault
+from protocol.manifest import MAX_VERSION, Digest, InvalidManifest, SignedEnvelope, envelope_from_json
+from shardcast.config import MIB, ClientLimits
+
+_BATCH_BYTES = MIB
+_SOCKET_BUFFER_BYTES = MIB
+_HEAD_MAX_BYTES = 4096
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
+
+WriteChunks = Callable[[list[bytes]], Awaitable[None]]
+
+
+class Misbehaved(SourceFault):
+    """The source answered what no honest source would."""
+
+
+class Unavailable(SourceFault):
+    """The source failed in a way that may pass."""
+
+
+class NotYet(Unavailable):
+    """The source knows the shard and doesn't have it yet."""
+
+
+class Unknown(Unavailable):
+    """The source doesn't have this version or shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The newest version of a run and the digest of its manifest."""
+
+    version: int
+    manifest_digest: Digest
+
+
+def new_session(limits: ClientLimits) -> aiohttp.ClientSession:
+    """A session that decodes nothing, follows nothing, keeps no cookies, and reads no proxy or netrc settings."""
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=limits.connect_timeout_s)
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=timeout,
+        auto_decompress=False,
+        read_bufsize=_SOCKET_BUFFER_BYTES,
+        headers={"Accept-Encoding": "identity", "User-Agent": "rollswarm-shardcast/1"},
+    )
+
+
+class Source:
+    """One origin or relay."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession, limits: ClientLimits) -> None:
+        self.url = url
+        self._session = session
+        self._limits = limits
+
+    async def head(self, after: int | None, wait_s: float) -> Head | None:
+        """What the source says its head is, once it is above `after`; None if nothing came within `wait_s`.
+
+        Not proof of anything: see the manifest before believing it. Raises Misbehaved, Unavailable.
+        """
+        query = {"wait": f"{wait_s:.3f}"} if after is None else {"after": str(after), "wait": f"{wait_s:.3f}"}
+        async with self._get("/v1/head", wait_s, params=query) as response:
+            if response.status == 204:
+                return None
+            self._check_status(response, 200)
+            body = await self._read_small(response, _HEAD_MAX_BYTES)
+        return _parse_head(self.url, body)
+
+    async def envelope(self, version: int) -> SignedEnvelope:
+        """The signed manifest of a version as the source has it, unchecked."""
+        async with self._get(f"/v1/manifests/{version}", self._limits.shard_wait_s) as response:
+            self._check_status(response, 200)
+            body = await self._read_small(response, self._limits.max_envelope_bytes)
+        try:
+            return envelope_from_json(body, self._limits.max_envelope_bytes)
+        except InvalidManifest as error:
+            raise Misbehaved(f"{self.url}: {error}") from None
+
+    async def read_shard(self, digest: Digest, size: int, offset: int, write: WriteChunks) -> None:
+        """Stream bytes [offset, size) of a shard into `write`. What came before a fault has been written.
+
+        Raises Misbehaved, Unavailable.
+        """
+        wait = self._limits.shard_wait_s
+        headers = {"Prefer": f"wait={wait:.0f}"}
+        if offset:
+            headers["Range"] = f"bytes={offset}-"
+        async with self._get(f"/v1/shards/{digest}", wait, headers=headers) as response:
+            self._check_status(response, 206 if offset else 200)
+            self._check_length(response, size, offset)
+            await self._pump(response, size - offset, write)
+
+    @asynccontextmanager
+    async def _get(
+        self, path: str, wait_s: float, *, params: dict[str, str] | None = None, headers: dict[str, str] | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Headers must come within `wait_s` plus the read timeout. Network errors become Unavailable."""
+        try:
+            async with asyncio.timeout(wait_s + self._limits.connect_timeout_s + self._limits.read_timeout_s):
+                response = await self._session.get(
+                    self.url + path, params=params, headers=headers, allow_redirects=False
+                )
+        except TimeoutError:
+            raise Unavailable(f"{self.url}: no answer in time") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise Unavailable(f"{self.url}: {_reason(error)}") from error
+        whole = False
+        try:
+            yield response
+            whole = True
+        except TimeoutError:
+            raise Unavailable(f"{self.url}: silent for {self._limits.read_timeout_s:.0f} s within an answer") from None
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise Unavailable(f"{self.url}: {_reason(error)}") from error
+        finally:
+            if whole:
+                response.release()
+            else:
+                response.close()
+
+    def _check_status(self, response: aiohttp.ClientResponse, expected: int) -> None:
+        status = response.status
+        if 300 <= status < 400:
+            target = response.headers.get("Location", "?")
+            raise Misbehaved(f"{self.url}: redirects to {target!r:.90}; name that source directly")
+        if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise Misbehaved(f"{self.url}: sends an encoded body, which was not asked for")
+        if status == expected:
+            return
+        if status == 404:
+            raise Unknown(f"{self.url}: doesn't have {response.url.path}")
+        if status == 503 and response.headers.get("X-Shardcast") == "not-yet":
+            raise NotYet(f"{self.url}: doesn't have the shard yet")
+        if 200 <= status < 300 or status == 416:
+            raise Misbehaved(f"{self.url}: answers {status} where {expected} is due")
+        raise Unavailable(f"{self.url}: answers {status} {response.reason or ''}".rstrip())
+
+    def _check_length(self, response: aiohttp.ClientResponse, size: int, offset: int) -> None:
+        if response.content_length != size - offset:
+            raise Misbehaved(f"{self.url}: announces {response.content_length} bytes where {size - offset} are due")
+        if not offset:
+            return
+        found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        if not found or tuple(map(int, found.groups())) != (offset, size - 1, size):
+            raise Misbehaved(f"{self.url}: answers with another byte range than the one asked for")
+
+    async def _read_small(self, response: aiohttp.ClientResponse, limit: int) -> bytes:
+        if (response.content_length or 0) > limit:
+            raise Misbehaved(f"{self.url}: announces {response.content_length} bytes, at most {limit} are allowed")
+        parts: list[bytes] = []
+        size = 0
+        async with aclosing(self._chunks(response)) as chunks:
+            async for chunk in chunks:
+                size += len(chunk)
+                if size > limit:
+                    raise Misbehaved(f"{self.url}: sends more than {limit} bytes")
+                parts.append(chunk)
+        return b"".join(parts)
+
+    async def _pump(self, response: aiohttp.ClientResponse, due: int, write: WriteChunks) -> None:
+        """Hand the body on in batches; whatever happens, hand on what came."""
+        batch: list[bytes] = []
+        held = received = 0
+        try:
+            async with aclosing(self._chunks(response)) as chunks:
+                async for chunk in chunks:
+                    received += len(chunk)
+                    if received > due:
+                        raise Misbehaved(f"{self.url}: sends more than the {due} bytes that are due")
+                    batch.append(chunk)
+                    held += len(chunk)
+                    if held >= _BATCH_BYTES:
+                        full, batch, held = batch, [], 0
+                        await write(full)
+        finally:
+            if batch:
+                await write(batch)
+        if received < due:
+            raise Unavailable(f"{self.url}: closed the connection after {received} of {due} bytes")
+
+    async def _chunks(self, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+        """The body's pieces; each must come in time, and all together not slower than the least rate."""
+        clock = asyncio.get_running_loop().time
+        begin = clock()
+        received = 0
+        while True:
+            async with asyncio.timeout(self._limits.read_timeout_s):
+                chunk = await response.content.readany()
+            if not chunk:
+                return
+            received += len(chunk)
+            elapsed = clock() - begin
+            if elapsed > self._limits.min_rate_grace_s and received < elapsed * self._limits.min_bytes_per_s:
+                raise Unavailable(f"{self.url}: sends only {received / elapsed:.0f} bytes/s")
+            yield chunk
+
+
+def _parse_head(url: str, body: bytes) -> Head:
+    try:
+        fields = json.loads(body)
+        version = fields["version"]
+        digest = Digest(fields["manifest_digest"])
+    except (ValueError, TypeError, KeyError, InvalidManifest, RecursionError):
+        raise Misbehaved(f"{url}: its head is not {{version, manifest_digest}}: {body[:60]!r}") from None
+    if not isinstance(version, int) or isinstance(version, bool) or not 0 <= version <= MAX_VERSION:
+        raise Misbehaved(f"{url}: its head has the version {version!r:.40}")
+    return Head(version, digest)
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,383 @@
+"""Versions on disk, the same layout for origin, relay and client.
+
+    <root>/versions/<version>-<digest prefix>/     the files of a complete version, and nothing else
+    <root>/manifests/<version>-<digest prefix>.json  its signed manifest, as it came; `.boot` if not flushed yet
+    <root>/partial/<version>-<digest prefix>/      a version being filled, with <name>.journal beside it
+    <root>/incoming/<version>/                     where the trainer puts files for an origin on its machine
+    <root>/names                                   which digest each number names, for ever
+    <root>/locks/                                  advisory locks between processes
+
+A version becomes visible by one rename, after its bytes are verified and durable. It goes away by a rename into
+`trash/`, so no reader ever sees half of it; files that are open stay readable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.errors import RollswarmError, UserError
+from protocol.manifest import (
+    Digest,
+    Manifest,
+    SignedEnvelope,
+    envelope_from_json,
+    envelope_to_json,
+    manifest_digest,
+    open_manifest,
+)
+from shardcast.layout import check_folder, incoming_folder, version_name, version_of
+from shardcast.names import VersionNames
+from shardcast.partial import (
+    PartialVersion,
+    boot_id,
+    disk_errors,
+    hash_range,
+    journal_path,
+    sync_files,
+    sync_folder,
+)
+
+log = logging.getLogger("shardcast")
+
+BOOTSTRAP_VERSION = 0  # carries tokenizer and configuration: every newcomer needs it
+_LOCK_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLocation:
+    """Where the bytes of a shard lie."""
+
+    version: int
+    path: Path
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredVersion:
+    """A complete version on disk."""
+
+    manifest: Manifest
+    digest: Digest
+    envelope: SignedEnvelope
+    path: Path
+
+    @property
+    def version(self) -> int:
+        return self.manifest.policy_version
+
+
+class VersionStore:
+    """The versions under one root. Index look-ups are instant; methods that say so block on the disk.
+
+    Only versions signed by a pinned key exist here. A changed set of keys at the next start hides the others.
+    With `durable` a version is flushed to the disk before it becomes visible. Without (caches, which can fetch again)
+    that second of writing is saved, and a version that was not flushed is hashed again after a restart of the
+    machine. `kill -9` loses nothing either way.
+    """
+
+    def __init__(self, root: Path, pinned_keys: Collection[str], *, durable: bool = True) -> None:
+        self.root = root
+        self._boot = None if durable else boot_id()
+        self._pinned = frozenset(pinned_keys)
+        self._versions: dict[int, StoredVersion] = {}
+        self._shards: dict[Digest, tuple[int, int]] = {}
+        self._reading: dict[int, int] = {}
+        self._index_lock = threading.RLock()  # blocking methods run in threads; held for index work only
+        with disk_errors(root.parent if root.parent.exists() else Path("/")):
+            _make_folders(root)
+        for left_over in (root / "trash").iterdir():
+            shutil.rmtree(left_over, ignore_errors=True)
+        self.names = VersionNames(root / "names")
+        self.refresh()
+
+    # What is here
+
+    def get(self, version: int) -> StoredVersion | None:
+        """The complete version with this number, if it is here."""
+        return self._versions.get(version)
+
+    @property
+    def head(self) -> StoredVersion | None:
+        """The complete version with the highest number."""
+        with self._index_lock:
+            return self._versions[max(self._versions)] if self._versions else None
+
+    @property
+    def versions(self) -> list[int]:
+        """The numbers of the complete versions, ascending."""
+        with self._index_lock:
+            return sorted(self._versions)
+
+    def locate(self, digest: Digest) -> ShardLocation | None:
+        """Where a complete version holds the bytes with this digest."""
+        with self._index_lock:
+            found = self._shards.get(digest)
+            if found is None:
+                return None
+            version, index = found
+            stored = self._versions[version]
+        shard = stored.manifest.shards[index]
+        path = stored.path / stored.manifest.files[shard.file].path
+        return ShardLocation(version, path, shard.offset, shard.size)
+
+    @contextlib.contextmanager
+    def reading(self, version: int) -> Iterator[None]:
+        """Keep a version from collection while a client reads it."""
+        self._reading[version] = self._reading.get(version, 0) + 1
+        try:
+            yield
+        finally:
+            self._reading[version] -= 1
+            if not self._reading[version]:
+                del self._reading[version]
+
+    @property
+    def being_read(self) -> frozenset[int]:
+        """The versions that someone reads now."""
+        return frozenset(self._reading)
+
+    # How versions come
+
+    def check_name(self, version: int, digest: Digest) -> None:
+        """Raise VersionConflict if the number already names another digest."""
+        self.names.check(version, digest)
+
+    def open_partial(self, envelope: SignedEnvelope, manifest: Manifest) -> PartialVersion:
+        """Begin or resume filling a version. Blocking. Raises VersionConflict, DiskFullError."""
+        digest = manifest_digest(envelope.payload)
+        self.check_name(manifest.policy_version, digest)
+        name = version_name(manifest.policy_version, digest)
+        self._save_envelope(name, envelope)
+        partial = PartialVersion(self.root / "partial" / name, envelope, manifest, digest)
+        partial.open()
+        return partial
+
+    def finish(self, partial: PartialVersion) -> StoredVersion:
+        """Make a filled version durable and visible. Blocking. Raises VersionConflict, DiskFullError."""
+        partial.seal(durable=self._boot is None)
+        if self._boot is not None:
+            self._boot_path(partial.folder.name).write_text(self._boot)
+        stored = self._install(partial.folder, partial.envelope, partial.manifest, partial.digest)
+        journal_path(partial.folder).unlink(missing_ok=True)
+        return stored
+
+    def adopt(self, folder: Path, envelope: SignedEnvelope, manifest: Manifest) -> StoredVersion:
+        """Make a folder that lies on this disk a version, by rename. Blocking.
+
+        The caller vouches for the bytes (the trainer hashed them when it signed); sizes and the exact set of files
+        are checked. Raises UserError, VersionConflict, DiskFullError.
+        """
+        digest = manifest_digest(envelope.payload)
+        self.check_name(manifest.policy_version, digest)
+        check_folder(folder, manifest)
+        with disk_errors(self.root):
+            sync_files(folder, manifest)
+            self._save_envelope(version_name(manifest.policy_version, digest), envelope)
+        return self._install(folder, envelope, manifest, digest)
+
+    def forget_incoming(self, version: int) -> None:
+        """Remove what lies in the incoming folder of a version. Blocking."""
+        shutil.rmtree(incoming_folder(self.root, version), ignore_errors=True)
+
+    def refresh(self) -> None:
+        """Take in what is on disk: at the start, and after another process may have added versions. Blocking."""
+        self.names.refresh()
+        for path in sorted((self.root / "versions").iterdir()):
+            version = version_of(path.name)
+            if version is not None and version not in self._versions:
+                self._load(path)
+        for version in self.versions:
+            stored = self.get(version)
+            if stored is not None and not stored.path.is_dir():  # another process removed it
+                self._drop_index(version)
+
+    @contextlib.asynccontextmanager
+    async def lock(self, version: int, digest: Digest) -> AsyncIterator[None]:
+        """One process, and one task in it, fills a version at a time. The kernel frees it after `kill -9`."""
+        path = self.root / "locks" / version_name(version, digest)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            while not _try_lock(descriptor):  # noqa: ASYNC110 - another process holds it
+                await asyncio.sleep(_LOCK_POLL_S)
+            yield
+        finally:
+            os.close(descriptor)
+
+    # How versions go
+
+    def collect(self, *, required: Collection[int], keep_last: int, recent: Collection[int] = ()) -> list[int]:
+        """Remove what nobody needs; see `collectable`. Blocking. Returns the removed numbers."""
+        gone = collectable(self.versions, reading=self.being_read, required={*required, *recent}, keep_last=keep_last)
+        self.remove(gone)
+        self.remove_stale_partials()
+        return gone
+
+    def remove(self, versions: Iterable[int]) -> None:
+        """Take these versions away at once, whoever reads them. Their numbers stay used. Blocking."""
+        for version in versions:
+            stored = self._versions.get(version)
+            if stored is None:
+                continue
+            self._drop_index(version)
+            self._trash(stored.path)
+            self._envelope_path(stored.path.name).unlink(missing_ok=True)
+            self._boot_path(stored.path.name).unlink(missing_ok=True)
+            log.info("removed version %d", version, extra={"action": "collect", "version": version})
+
+    def remove_stale_partials(self) -> None:
+        """Remove half-filled versions older than the head, if no process fills them. Blocking."""
+        head = max(self.versions, default=-1)
+        for folder in (self.root / "partial").iterdir():
+            version = version_of(folder.name)
+            if not folder.is_dir() or version is None or version in (BOOTSTRAP_VERSION, head) or version > head:
+                continue
+            with self._idle(folder.name) as idle:
+                if idle:
+                    self._trash(folder)
+                    journal_path(folder).unlink(missing_ok=True)
+
+    # Internals
+
+    def _install(self, folder: Path, envelope: SignedEnvelope, manifest: Manifest, digest: Digest) -> StoredVersion:
+        target = self.root / "versions" / version_name(manifest.policy_version, digest)
+        with disk_errors(self.root):
+            # Rename before the name is recorded: a crash between leaves a version that the next start records.
+            # The other order would leave a number that is used and can never be served.
+            if manifest.policy_version not in self._versions and target.exists():
+                self._trash(target)  # `_load` found it damaged
+            if not target.exists():
+                folder.rename(target)
+                sync_folder(target.parent)
+            self.names.record(manifest.policy_version, digest)
+        stored = StoredVersion(manifest, digest, envelope, target)
+        self._add_index(stored)
+        return stored
+
+    def _load(self, path: Path) -> None:
+        try:
+            envelope = envelope_from_json(self._envelope_path(path.name).read_bytes())
+            manifest = open_manifest(envelope, self._pinned)
+            digest = manifest_digest(envelope.payload)
+            if path.name != version_name(manifest.policy_version, digest):
+                raise UserError("its manifest belongs to another version")
+            check_folder(path, manifest)
+            self._check_flushed(path, manifest)
+            self.names.record(manifest.policy_version, digest)
+        except (RollswarmError, OSError) as error:
+            log.warning("leaving out %s: %s", path, error, extra={"action": "load", "path": str(path)})
+            return
+        self._add_index(StoredVersion(manifest, digest, envelope, path))
+
+    def _check_flushed(self, path: Path, manifest: Manifest) -> None:
+        """Hash a version again if the machine went down before it was flushed. Raises UserError if bytes were lost."""
+        marker = self._boot_path(path.name)
+        if not marker.exists() or marker.read_text("ascii", "replace") == boot_id():
+            return
+        for shard in manifest.shards:
+            if hash_range(path / manifest.files[shard.file].path, shard.offset, shard.size) != shard.digest:
+                self._trash(path)
+                raise UserError("bytes were lost when the machine went down; it will be fetched again")
+        sync_files(path, manifest)
+        marker.unlink()
+
+    def _add_index(self, stored: StoredVersion) -> None:
+        with self._index_lock:
+            self._versions[stored.version] = stored
+            for index, shard in enumerate(stored.manifest.shards):
+                self._shards.setdefault(shard.digest, (stored.version, index))
+
+    def _drop_index(self, version: int) -> None:
+        with self._index_lock:
+            stored = self._versions.pop(version)
+            lost = {shard.digest for shard in stored.manifest.shards if self._shards[shard.digest][0] == version}
+            for digest in lost:
+                del self._shards[digest]
+            for other in self._versions.values():  # shards that another version holds as well
+                for index, shard in enumerate(other.manifest.shards):
+                    if shard.digest in lost:
+                        self._shards.setdefault(shard.digest, (other.version, index))
+
+    def _envelope_path(self, name: str) -> Path:
+        return self.root / "manifests" / f"{name}.json"
+
+    def _boot_path(self, name: str) -> Path:
+        return self.root / "manifests" / f"{name}.boot"
+
+    def _save_envelope(self, name: str, envelope: SignedEnvelope) -> None:
+        path = self._envelope_path(name)
+        with disk_errors(self.root):
+            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+            with os.fdopen(handle, "wb") as file:
+                file.write(envelope_to_json(envelope))
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).replace(path)
+            sync_folder(path.parent)
+
+    def _trash(self, path: Path) -> None:
+        bin_ = Path(tempfile.mkdtemp(dir=self.root / "trash"))
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            path.rename(bin_ / path.name)
+        shutil.rmtree(bin_, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _idle(self, name: str) -> Iterator[bool]:
+        descriptor = os.open(self.root / "locks" / name, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            yield _try_lock(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def serve_alone(root: Path) -> Iterator[None]:
+    """Only one server may use a data directory. Raises UserError if another does."""
+    _make_folders(root)
+    descriptor = os.open(root / "locks" / "server", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        if not _try_lock(descriptor):
+            raise UserError(f"another shardcast server uses {root}: give this one its own --data-dir")
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def collectable(
+    present: Collection[int], *, reading: Collection[int], required: Collection[int], keep_last: int
+) -> list[int]:
+    """Which versions may go: all but the last `keep_last` (at least the head), the bootstrap version, those being
+    read, and those required.
+
+    >>> collectable([0, 1, 2, 3, 4], reading=[1], required=[], keep_last=2)
+    [2]
+    """
+    newest = sorted(present)[-max(1, keep_last) :]
+    kept = {*newest, *reading, *required, BOOTSTRAP_VERSION}
+    return sorted(set(present) - kept)
+
+
+def _make_folders(root: Path) -> None:
+    try:
+        for name in ("versions", "manifests", "partial", "incoming", "locks", "trash"):
+            (root / name).mkdir(parents=True, exist_ok=True)
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        raise UserError(f"can't use {root} as a data directory: {error.strerror}: {error.filename}") from None
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,84 @@
+"""Databases: every test that asks for `database_url` runs on SQLite and on a real PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.postgres import Postgres, find_binaries
+
+_TEMPLATE = "rollswarm_template"
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A server for the session, started when the first test asks. Missing binaries fail in CI and skip on a laptop."""
+    binaries = find_binaries()
+    if binaries is None:
+        assert not os.environ.get("CI"), "CI must run the store's tests on PostgreSQL: install it"
+        pytest.skip("no PostgreSQL here: install it to run the store's tests on both databases")
+    server = Postgres(binaries)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite file with the schema, to be copied."""
+    from coordinator.migrate import upgrade
+
+    path = tmp_path_factory.mktemp("schema") / "run.db"
+    asyncio.run(upgrade(f"sqlite+aiosqlite:///{path}"))
+    return path
+
+
+@pytest.fixture(scope="session")
+def migrated_postgres(postgres: Postgres) -> str:
+    """Name of a database with the schema, to be used as a template."""
+    from coordinator.migrate import upgrade
+
+    asyncio.run(upgrade(postgres.create(_TEMPLATE)))
+    return _TEMPLATE
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """URL of a database without any table."""
+    if request.param == "sqlite":
+        yield f"sqlite+aiosqlite:///{tmp_path / 'run.db'}"
+        return
+    yield from _postgres_database(request.getfixturevalue("postgres"), "template1")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """URL of a database with the current schema and no rows."""
+    if request.param == "sqlite":
+        path = tmp_path / "run.db"
+        shutil.copyfile(request.getfixturevalue("migrated_sqlite"), path)
+        yield f"sqlite+aiosqlite:///{path}"
+        return
+    template = request.getfixturevalue("migrated_postgres")
+    yield from _postgres_database(request.getfixturevalue("postgres"), template)
+
+
+@pytest.fixture
+def sqlite_url(migrated_sqlite: Path, tmp_path: Path) -> str:
+    """For tests of what does not depend on the database: SQLite alone."""
+    shutil.copyfile(migrated_sqlite, tmp_path / "run.db")
+    return f"sqlite+aiosqlite:///{tmp_path / 'run.db'}"
+
+
+def _postgres_database(server: Postgres, template: str) -> Iterator[str]:
+    name = f"test_{next(_numbers)}"
+    yield server.create(name, template)
+    server.drop(name)

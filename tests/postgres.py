@@ -1,0 +1,87 @@
+"""A real PostgreSQL for the tests, started by the session itself: an unprivileged process on a Unix socket.
+
+No port is taken, nothing is installed, and everything lies in one temporary folder.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+_UNPRIVILEGED = ("postgres", "nobody")
+# Durability is PostgreSQL's own business; without it a test's database costs milliseconds.
+_SETTINGS = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "listen_addresses": "''"}
+
+
+def find_binaries() -> Path | None:
+    """The folder that holds initdb and postgres: on PATH, or where Debian keeps them."""
+    found = shutil.which("initdb")
+    candidates = [Path(found).resolve().parent] if found else []
+    candidates += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return next((folder for folder in candidates if (folder / "postgres").exists()), None)
+
+
+class Postgres:
+    """A running server. `url(name)` names a database of it."""
+
+    def __init__(self, binaries: Path) -> None:
+        self._binaries = binaries
+        self._user = next(name for name in _UNPRIVILEGED if _exists(name)) if os.getuid() == 0 else None
+        self._folder = Path(tempfile.mkdtemp(prefix="rollswarm-pg-"))
+        if self._user is not None:
+            account = pwd.getpwnam(self._user)
+            os.chown(self._folder, account.pw_uid, account.pw_gid)
+        self._data = self._folder / "data"
+        self._run("initdb", "-D", self._data, "-U", "rollswarm", "-A", "trust", "-E", "UTF8", "--no-sync", "-N")
+        options = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
+        self._pg_ctl("start", "-w", "-l", self._folder / "log", "-o", f"-k {self._folder} {options}")
+
+    def url(self, database: str) -> str:
+        return f"postgresql+asyncpg://rollswarm@/{database}?host={self._folder}"
+
+    def create(self, database: str, template: str = "template1") -> str:
+        """Make a database from a template; its URL."""
+        self._sql(f'CREATE DATABASE "{database}" TEMPLATE "{template}"')
+        return self.url(database)
+
+    def drop(self, database: str) -> None:
+        self._sql(f'DROP DATABASE IF EXISTS "{database}" WITH (FORCE)')
+
+    def stop(self) -> None:
+        """End the server and forget its data."""
+        self._pg_ctl("stop", "-m", "immediate", "-w")
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _sql(self, statement: str) -> None:
+        self._run("psql", "-X", "-q", "-h", self._folder, "-U", "rollswarm", "-d", "postgres", "-c", statement)
+
+    def _pg_ctl(self, *arguments: object) -> None:
+        self._run("pg_ctl", "-D", self._data, *arguments)
+
+    def _run(self, program: str, *arguments: object) -> None:
+        """Output goes to a file: a server that inherits a pipe would keep it open."""
+        output = self._folder / "output"
+        with output.open("wb") as file:
+            done = subprocess.run(
+                [self._binaries / program, *map(str, arguments)],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                cwd=self._folder,
+                user=self._user,
+                env={"PATH": os.defpath, "LC_ALL": "C", "HOME": str(self._folder)},
+                timeout=60,
+            )
+        assert done.returncode == 0, f"{program} failed: {output.read_text(errors='replace')}"
+
+
+def _exists(user: str) -> bool:
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        return False
+    return True

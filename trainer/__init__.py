@@ -1,0 +1,1 @@
+"""The trainer: pulls verified rollouts, learns from them, publishes new policy versions."""

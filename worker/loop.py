@@ -1,0 +1,356 @@
+"""The worker's loops, and what each consumes, produces, waits for, and who unblocks it.
+
+    leasing     consumes room in the engine        produces leases, one generation task each
+                waits for the coordinator (long poll) or a finished task
+    generation  consumes a lease                   produces a signed envelope in the outbox
+                waits for weights ≥ the lease's min_version, then for the engine
+    renewing    consumes progress of all tasks     produces later deadlines, or aborts of what can't be accepted any more
+    submitting  consumes the outbox                produces receipts; what has none stays on disk
+    weights     consumes new versions              produces swaps, in flight
+    standing    consumes the coordinator's view    produces numbers for the console; ends the worker if it is banned
+
+A lease ends in exactly one way: its rollout is in the outbox, it was given back, or the coordinator ended it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator.client import Backoff, LeasedSample, WorkerClient
+from protocol.errors import OurFault, RollswarmError, UserError, WorkerFault
+from protocol.lease import Commitment
+from protocol.rollout import Rollout, Segment, token_digest
+from protocol.signing import ROLLOUT, Identity
+from protocol.terms import RunTerms
+from protocol.wire import rollout_to_payload
+from worker.engine import Engine, Generation, GenerationRequest, Progress, Weights
+from worker.outbox import Outbox
+from worker.status import Status
+from worker.weights import WeightsFollower
+
+log = logging.getLogger(__name__)
+
+_ACQUIRE_WAIT_S = 10.0
+_STANDING_EVERY_S = 5.0
+_DRAIN_PATIENCE_S = 10.0
+
+
+@dataclass(slots=True)
+class _Held:
+    """A lease in our hands, and how far its generation is."""
+
+    lease: LeasedSample
+    token_ids: tuple[int, ...] = ()
+    version: int = 0
+    task: asyncio.Task[None] | None = None
+
+
+@dataclass(slots=True)
+class _State:
+    weights: Weights | None = None
+    stopping: bool = False
+    held: dict[str, _Held] = field(default_factory=dict)
+
+
+class Worker:
+    """Runs until `stop` is called, the key is banned, or the engine dies."""
+
+    def __init__(
+        self,
+        terms: RunTerms,
+        *,
+        identity: Identity,
+        client: WorkerClient,
+        engine: Engine,
+        follower: WeightsFollower,
+        outbox: Outbox,
+        status: Status,
+        concurrency: int,
+        drain_s: float = 30.0,
+    ) -> None:
+        self._terms = terms
+        self._identity = identity
+        self._client = client
+        self._engine = engine
+        self._follower = follower
+        self._outbox = outbox
+        self._status = status
+        self._concurrency = concurrency
+        self._drain_s = drain_s
+        self._state = _State()
+        self._stop = asyncio.Event()
+        self._changed = asyncio.Condition()  # a task ended, or other weights are loaded
+        self._posted = asyncio.Event()  # something new is in the outbox
+
+    def stop(self) -> None:
+        """Finish what is begun, give back what can't be, and end."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Work. Raises UserError if the key is banned, OurFault if the engine died."""
+        self._status.outbox = len(self._outbox.waiting())
+        self._status.phase = "registering"
+        await self._client.register()
+        await self._ask_standing()
+        self._status.phase = "fetching weights"
+        weights = await self._unless_stopped(self._follower.first())
+        if weights is None:
+            return
+        self._status.phase = "loading the engine"
+        await self._engine.start(weights)
+        try:
+            await self._loaded(weights)
+            self._status.phase = "working"
+            await self._work(weights)
+        finally:
+            await self._engine.close()
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, Weights]) -> Weights | None:
+        """The work's result, or None if `stop` came first."""
+        task = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if task.done():
+            return task.result()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        return None
+
+    async def _work(self, weights: Weights) -> None:
+        loops = [
+            asyncio.create_task(loop, name=name)
+            for name, loop in (
+                ("leasing", self._leasing()),
+                ("renewing", self._renewing()),
+                ("submitting", self._submitting()),
+                ("weights", self._follower.follow(weights, self._swap)),
+                ("standing", self._standing()),
+            )
+        ]
+        stop = asyncio.create_task(self._stop.wait(), name="stop")
+        try:
+            done, _ = await asyncio.wait({stop, *loops}, return_when=asyncio.FIRST_COMPLETED)
+            failed = next((task for task in done if task is not stop and task.exception()), None)
+            if failed is None:
+                await self._drain(leasing=loops[0])
+        finally:
+            stop.cancel()
+            for task in loops:
+                task.cancel()
+            await asyncio.gather(stop, *loops, return_exceptions=True)
+            await self._give_back_all()
+        if failed is not None:
+            error = failed.exception()
+            assert error is not None
+            raise error
+
+    async def _leasing(self) -> None:
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: len(self._state.held) < self._concurrency)
+            room = self._concurrency - len(self._state.held)
+            version = self._state.weights.version if self._state.weights else 0
+            leases, _, reason = await self._client.acquire(room, version, _ACQUIRE_WAIT_S)
+            self._status.waiting_for = reason
+            for lease in leases:
+                held = _Held(lease)
+                self._state.held[lease.lease_id] = held
+                held.task = asyncio.create_task(self._generate(held), name=f"lease {lease.lease_id}")
+            self._status.in_flight = len(self._state.held)
+
+    async def _generate(self, held: _Held) -> None:
+        """Generate one sample and put it into the outbox; always lets go of the lease."""
+        lease = held.lease
+        try:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._version() >= lease.min_version)
+            generation = await self._run_engine(held)
+            await self._post(self._sign(lease, generation))
+            self._status.generated += 1
+        except asyncio.CancelledError:
+            self._status.aborted += 1
+            raise
+        except RollswarmError as error:
+            log.warning("a sample failed: %s", error, extra={"action": "generate_error", "lease_id": lease.lease_id})
+            await self._give_back([lease.lease_id], "engine")
+            if isinstance(error, OurFault):
+                self._stop_with(error)
+        finally:
+            self._state.held.pop(lease.lease_id, None)
+            self._status.in_flight = len(self._state.held)
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def _run_engine(self, held: _Held) -> Generation:
+        lease = held.lease
+        request = GenerationRequest(lease.lease_id, lease.prompt_token_ids, lease.sampling, lease.seed)
+        stream = self._engine.generate(request)
+        try:
+            async for event in stream:
+                if isinstance(event, Generation):
+                    self._status.count_tokens(len(event.token_ids) - len(held.token_ids))
+                    return event
+                self._progress(held, event)
+        finally:
+            await stream.aclose()  # type: ignore[attr-defined]
+        raise OurFault("the engine ended a request without a result")
+
+    def _progress(self, held: _Held, event: Progress) -> None:
+        self._status.count_tokens(len(event.token_ids) - len(held.token_ids))
+        held.token_ids = event.token_ids
+        held.version = self._version()
+
+    def _sign(self, lease: LeasedSample, generation: Generation) -> Any:
+        rollout = Rollout(
+            run_id=self._terms.run_id,
+            lease_id=lease.lease_id,
+            sample_id=lease.sample_id,
+            segments=(Segment.by_model(generation.token_ids),),
+            logprobs=generation.logprobs,
+            spans=generation.spans,
+            proofs=generation.proofs,
+            stop_reason=generation.stop_reason,
+        )
+        return self._identity.sign(ROLLOUT, rollout_to_payload(rollout))
+
+    async def _post(self, envelope: Any) -> None:
+        """Into the outbox; a full disk is said and waited out rather than losing the rollout."""
+        backoff = Backoff(1.0, 30.0)
+        while True:
+            try:
+                await asyncio.to_thread(self._outbox.put, envelope)
+                break
+            except OSError as error:
+                log.error(
+                    "cannot write the outbox (%s): free some space; trying again", error, extra={"action": "outbox"}
+                )
+                await backoff.pause()
+        self._status.outbox += 1
+        self._posted.set()
+
+    async def _submitting(self) -> None:
+        self._posted.set()  # what an earlier process left
+        while True:
+            await self._posted.wait()
+            self._posted.clear()
+            for identifier in await asyncio.to_thread(self._outbox.waiting):
+                await self._submit(identifier)
+            self._status.outbox = len(self._outbox.waiting())
+
+    async def _submit(self, identifier: str) -> None:
+        envelope = self._outbox.get(identifier)
+        if envelope is None:
+            log.error(
+                "a damaged file in the outbox was set aside", extra={"action": "outbox", "rollout_id": identifier}
+            )
+            return
+        try:
+            await self._client.submit(envelope)
+            self._status.receipts += 1
+        except WorkerFault as fault:
+            self._status.refused += 1
+            self._status.last_reason = f"{fault.reason}: {fault.detail}"
+            log.warning("refused, %s", fault, extra={"action": "refused", "rollout_id": identifier})
+        self._outbox.remove(identifier)
+
+    async def _renewing(self) -> None:
+        while True:
+            await asyncio.sleep(self._terms.lease_term_s / 4)
+            progress = {
+                lease_id: Commitment(
+                    len(held.token_ids), token_digest(held.token_ids) if held.token_ids else b"", held.version
+                )
+                for lease_id, held in self._state.held.items()
+            }
+            if progress:
+                await self._renew(progress)
+
+    async def _renew(self, progress: dict[str, Commitment]) -> None:
+        renewed, _ = await self._client.renew(progress)
+        for lease_id, (_, problem) in renewed.items():
+            held = self._state.held.get(lease_id)
+            if problem and held is not None and held.task is not None:
+                log.info("stopped a sample: %s", problem, extra={"action": "abort", "lease_id": lease_id})
+                held.task.cancel()
+
+    async def _standing(self) -> None:
+        while True:
+            await self._ask_standing()
+            await asyncio.sleep(_STANDING_EVERY_S)
+
+    async def _ask_standing(self) -> None:
+        """The coordinator's view of us. Raises UserError with the reason if we are banned."""
+        standing = await self._client.standing()
+        self._status.credits, self._status.strikes = standing.credits, standing.strikes
+        self._status.accepted, self._status.rejected = standing.accepted, standing.rejected
+        self._status.pending = standing.pending
+        rejected = next((verdict for verdict in standing.verdicts if verdict.outcome == "rejected"), None)
+        if rejected is not None:
+            self._status.last_reason = f"{rejected.reason}: {rejected.detail}"
+        if standing.banned:
+            self._status.banned = standing.ban_reason
+            raise UserError(f"this key is banned from the run: {standing.ban_reason}")
+
+    async def _swap(self, weights: Weights) -> None:
+        report = await self._engine.swap(weights)
+        self._status.swaps += 1
+        self._status.last_swap_s = report.pause_seconds
+        log.info(
+            "swapped to version %d in %.2f s with %d requests in flight",
+            weights.version,
+            report.pause_seconds,
+            report.requests_in_flight,
+            extra={"action": "swap", "version": weights.version},
+        )
+        await self._loaded(weights)
+
+    async def _loaded(self, weights: Weights) -> None:
+        self._state.weights = weights
+        self._status.policy_version = weights.version
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _version(self) -> int:
+        return -1 if self._state.weights is None else self._state.weights.version
+
+    def _stop_with(self, error: OurFault) -> None:
+        log.error("the engine failed: %s", error, extra={"action": "engine_error"})
+        self._stop.set()
+
+    async def _drain(self, leasing: asyncio.Task[None]) -> None:
+        """Stop leasing, let what is begun finish within `drain_s`, and hand it in."""
+        self._status.phase = "finishing"
+        leasing.cancel()
+        await asyncio.gather(leasing, return_exceptions=True)
+        tasks = {held.task for held in self._state.held.values() if held.task is not None}
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._drain_s)
+        deadline = time.monotonic() + _DRAIN_PATIENCE_S
+        while self._outbox.waiting() and time.monotonic() < deadline:
+            self._posted.set()
+            await asyncio.sleep(0.1)
+
+    async def _give_back_all(self) -> None:
+        held = list(self._state.held.values())
+        for item in held:
+            if item.task is not None:
+                item.task.cancel()
+        await asyncio.gather(*(item.task for item in held if item.task), return_exceptions=True)
+        await self._give_back([item.lease.lease_id for item in held], "shutdown")
+
+    async def _give_back(self, lease_ids: list[str], reason: str) -> None:
+        """Best effort: what can't be given back expires by itself."""
+        if not lease_ids:
+            return
+        try:
+            await self._client.give_back(lease_ids, reason, patience_s=3.0)
+        except RollswarmError as error:
+            log.warning("could not give leases back (%s); they expire by themselves", error, extra={"action": "return"})

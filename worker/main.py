@@ -1,0 +1,114 @@
+"""`worker join | status | identity`. Imports nothing heavy until a command runs."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from protocol.cli import run_app, set_up_logging
+
+app = typer.Typer(
+    help="A worker generates rollouts with its own GPU (or CPU) for a run, proves them, and earns credits.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Home = Annotated[Path | None, typer.Option("--home", help="Where identity, outbox and weights are kept.")]
+CoordinatorUrl = Annotated[str, typer.Option("--coordinator", help="The coordinator's URL, https://… or http://….")]
+
+
+class EngineName(enum.StrEnum):
+    """`reference` is slow, single-sequence, and meant for tests."""
+
+    VLLM = "vllm"
+    REFERENCE = "reference"
+
+
+@app.command()
+def join(
+    coordinator: CoordinatorUrl,
+    home: Home = None,
+    name: Annotated[str | None, typer.Option("--name", help="Shown on the dashboard.")] = None,
+    concurrency: Annotated[int | None, typer.Option("--concurrency", help="Samples generated at once.")] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option("--max-model-len", help="Prompt plus completion, in tokens.")
+    ] = None,
+    kv_cache_gib: Annotated[float | None, typer.Option("--kv-cache-gib", help="Memory for the KV cache.")] = None,
+    gpu_memory_utilization: Annotated[
+        float | None, typer.Option("--gpu-memory-utilization", help="Share of GPU memory.")
+    ] = None,
+    enforce_eager: Annotated[bool | None, typer.Option("--enforce-eager", help="Do not compile the model.")] = None,
+    max_download_mbit: Annotated[
+        float | None, typer.Option("--max-download-mbit", help="Cap on weights traffic.")
+    ] = None,
+    drain_s: Annotated[
+        float | None, typer.Option("--drain-s", help="Seconds to finish what is begun when stopped.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the status as JSON lines.")] = False,
+    engine: Annotated[EngineName, typer.Option("--engine", hidden=True)] = EngineName.VLLM,
+) -> None:
+    """Join a run and work until stopped."""
+    import asyncio
+
+    from worker import join as joining
+
+    set_up_logging()
+    config = _config(
+        home=home,
+        name=name,
+        concurrency=concurrency,
+        max_model_len=max_model_len,
+        kv_cache_gib=kv_cache_gib,
+        gpu_memory_utilization=gpu_memory_utilization,
+        enforce_eager=enforce_eager,
+        max_download_mbit=max_download_mbit,
+        drain_s=drain_s,
+    )
+    factory = joining.vllm_engine if engine is EngineName.VLLM else joining.reference_engine
+    asyncio.run(joining.join(coordinator, config, factory, as_json=json))
+
+
+@app.command()
+def status(coordinator: CoordinatorUrl, home: Home = None) -> None:
+    """Show this worker's credits, strikes, and the latest verdicts with their reasons."""
+    import asyncio
+
+    from worker.status_command import show_status
+
+    asyncio.run(show_status(coordinator, _config(home=home)))
+
+
+@app.command()
+def identity(home: Home = None) -> None:
+    """Print the key id of this worker's identity, made if there is none, and where it is kept."""
+    from protocol import keyfile
+
+    path = _config(home=home).identity_path
+    key, made = keyfile.load_or_create(path)
+    typer.echo(f"{key.key_id}\n{'made' if made else 'kept'} in {path}: whoever has this file has this worker's credits")
+
+
+def _config(**flags: Any) -> Any:
+    """The worker's configuration; flags that were not given leave environment and defaults in force."""
+    from pydantic import ValidationError
+
+    from protocol.errors import UserError, explain_validation
+    from worker.config import WorkerConfig
+
+    try:
+        return WorkerConfig(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as error:
+        raise UserError(explain_validation(error.errors(), "worker settings")) from None
+
+
+def main() -> None:
+    """Console script."""
+    run_app("worker", app)
+
+
+if __name__ == "__main__":
+    main()

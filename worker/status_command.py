@@ -1,0 +1,36 @@
+"""`worker status`: the coordinator's view of this worker, in words."""
+
+from __future__ import annotations
+
+from coordinator.client import WorkerClient, fetch_terms
+from protocol import keyfile
+from protocol.errors import UserError
+from worker.config import WorkerConfig
+from worker.hardware import describe
+from worker.join import installed_version
+
+_PATIENCE_S = 5.0
+
+
+async def show_status(url: str, config: WorkerConfig) -> None:
+    """Print standing and verdicts. Raises UserError if there is no identity or no coordinator."""
+    try:
+        identity = keyfile.load(config.identity_path)
+    except FileNotFoundError:
+        raise UserError(f"there is no identity in {config.identity_path}: `worker join` makes one") from None
+    terms = await fetch_terms(url, patience_s=_PATIENCE_S)
+    client = WorkerClient(
+        terms, identity, name=config.name, hardware=describe(), software=f"rollswarm {installed_version()}"
+    )
+    try:
+        standing = await client.standing(patience_s=_PATIENCE_S)
+    finally:
+        await client.close()
+    print(f"run        {terms.name} ({terms.run_id})")
+    print(f"worker     {identity.key_id}")
+    print(f"standing   {'banned: ' + standing.ban_reason if standing.banned else 'good'}, {standing.strikes} strikes")
+    print(f"credits    {standing.credits} verified tokens")
+    print(f"rollouts   {standing.accepted} accepted, {standing.rejected} rejected, {standing.pending} pending")
+    for verdict in standing.verdicts:
+        why = f" ({verdict.reason}: {verdict.detail})" if verdict.reason else ""
+        print(f"  {verdict.rollout_id[7:19]}  {verdict.outcome}{why}")
