@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from coordinator.verification.checks.form import FormLimits, check_form
+from coordinator.verification.checks.base import Claim
+from coordinator.verification.checks.form import FormCheck
 from protocol import lease as lease_rules
 from protocol import policy
 from protocol.lease import Lease
 from protocol.rollout import RejectionReason, Rollout, SamplingParams
+
+_FORM = FormCheck()  # looks at neither the prompt nor the seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +67,9 @@ def admit(
         return Refused(RejectionReason.LEASE, "the lease is of another sample")
     if not lease_rules.is_live(lease, now):
         return Refused(RejectionReason.LEASE, f"the lease is {lease_rules.expire(lease, now).state.value}")
-    problem = check_form(rollout, sampling, FormLimits(limits.vocab_size, limits.hidden_size))
-    if problem:
-        return Refused(RejectionReason.FORM, problem)
+    form = _FORM(Claim(rollout, (), sampling, 0, limits.vocab_size, limits.hidden_size))
+    if not form.passed:
+        return Refused(RejectionReason.FORM, form.detail)
     if not lease_rules.extends(lease.commitment, rollout.token_ids):
         return Refused(
             RejectionReason.COMMITMENT, f"does not begin with the {lease.commitment.length} tokens committed before"
@@ -81,10 +84,8 @@ def _admit_versions(
         if versions.get(span.version) != span.manifest_digest:
             return Refused(
                 RejectionReason.VERSION,
-                f"version {span.version} with digest {span.manifest_digest[:19]}… is not published",
+                f"version {span.version} with digest {span.manifest_digest[:19]!r}… is not published",
             )
-    if any(later.version <= earlier.version for earlier, later in zip(rollout.spans, rollout.spans[1:], strict=False)):
-        return Refused(RejectionReason.VERSION, "spans must go from older to newer versions")
     if rollout.oldest_version < lease.min_version:
         return Refused(
             RejectionReason.STALE, f"version {rollout.oldest_version}; the lease asks for ≥ {lease.min_version}"

@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import aiohttp
@@ -159,7 +160,7 @@ class WorkerClient:
         self._identity = identity
         self._about = {"name": name, "hardware": hardware, "software": software}
         self._link = _Channel(terms.grpc_endpoints, on_outage)
-        self._stub = worker_pb2_grpc.WorkerServiceStub(self._link.channel)  # type: ignore[no-untyped-call]
+        self._stub = worker_pb2_grpc.WorkerServiceStub(self._link.channel)
         self._token = ""
         self._token_expires = 0.0
         self._registering = asyncio.Lock()
@@ -266,7 +267,7 @@ class WorkerClient:
             metadata = (("authorization", f"Bearer {self._token}"),)
             try:
                 return await self._link.call(
-                    lambda metadata=metadata: method(request, metadata=metadata, timeout=timeout),  # type: ignore[misc]
+                    partial(method, request, metadata=metadata, timeout=timeout),
                     patience_s=patience_s,
                 )
             except BadSignature:
@@ -294,7 +295,7 @@ class TrainerClient:
 
     def __init__(self, endpoint: str, token: str, on_outage: Callable[[str], None] = log.warning) -> None:
         self._link = _Channel((endpoint,), on_outage)
-        self._stub = trainer_pb2_grpc.TrainerServiceStub(self._link.channel)  # type: ignore[no-untyped-call]
+        self._stub = trainer_pb2_grpc.TrainerServiceStub(self._link.channel)
         self._metadata = (("authorization", f"Bearer {token}"),)
 
     async def state(self) -> RunState:

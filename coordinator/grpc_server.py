@@ -42,7 +42,7 @@ async def serve_workers(
             ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ),
     )
-    worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)
     return await _start(server, host, port, "server.grpc_port", ("rollswarm.v1.WorkerService",))
 
 
@@ -56,7 +56,7 @@ async def serve_trainer(service: TrainerService, *, token: str, host: str, port:
             ("grpc.so_reuseport", 0),
         ),
     )
-    trainer_pb2_grpc.add_TrainerServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    trainer_pb2_grpc.add_TrainerServiceServicer_to_server(service, server)
     return await _start(server, host, port, "server.trainer_port", ("rollswarm.v1.TrainerService",))
 
 

@@ -193,11 +193,11 @@ class Leasing:
 
     async def _choose(self, connection: AsyncConnection, worker_id: str, count: int, at: float) -> list[LeasableSample]:
         """Waiting samples, oldest first; new groups are made while there are too few."""
-        found = await groups.waiting(connection, count)
+        held = await leases.waiting_held_before(connection, worker_id)
+        found = await groups.waiting(connection, count + len(held))
         while len(found) < count:
             await self._new_group(connection, at)
-            found = await groups.waiting(connection, count)
-        held = await leases.refused_samples(connection, worker_id, [sample.sample_id for sample in found])
+            found = await groups.waiting(connection, count + len(held))
         by_id = {sample.sample_id: sample for sample in found}
         return [by_id[sample_id] for sample_id in dispatch.order_for_worker(list(by_id), held)][:count]
 

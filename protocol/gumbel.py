@@ -5,8 +5,8 @@ h = MurmurHash3_x86_32(seed_lo32 ‖ seed_hi32 ‖ pos_lo32 ‖ i) over 16 littl
 position, in the sequence, of the input token whose logits these are; i is the token id. This is what vLLM's GPU sampler
 computes for requests with a `seed` (vllm/v1/worker/gpu/sample/gumbel.py), there in float32.
 
-No noise exceeds GUMBEL_MAX, so once some score of a row is known, only tokens within GUMBEL_MAX of it can win: noise is
-computed for those alone, and the result is still exact.
+No noise exceeds GUMBEL_MAX, and a large one is rare: once some score of a row is known, the hash alone tells which few
+tokens could beat it, so the logarithms are computed for those only, and the result is still exact.
 
 Shapes: B rows of a batch, T tokens, V vocabulary, M candidates of all rows together.
 """
@@ -14,6 +14,7 @@ Shapes: B rows of a batch, T tokens, V vocabulary, M candidates of all rows toge
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -21,13 +22,13 @@ from numpy.typing import ArrayLike, NDArray
 
 GUMBEL_MAX = 22.88  # u ≥ 2⁻³³, and -ln(-ln(1 - 2⁻³³)) = 22.874
 PILOTS = 64  # tokens of a row whose scores bound its best one from below
-_BLOCK_NUMBERS = 1 << 19  # logits looked at together: the scratch arrays then stay in the cache
+_BLOCK_NUMBERS = 1 << 17  # logits looked at together: the scratch arrays then stay in the cache
 
 Floats = NDArray[np.floating]
 
 
-class Candidates(NamedTuple):
-    """All tokens that could win their row, ordered by row, then id. `starts`: where each row begins."""
+class _Candidates(NamedTuple):
+    """All tokens that could win their row (and few others), ordered by row, then id. `starts`: where each row begins."""
 
     rows: NDArray[np.int64]
     ids: NDArray[np.int64]
@@ -42,7 +43,7 @@ def noise(seed: ArrayLike, position: ArrayLike, token_ids: ArrayLike) -> NDArray
 
 def uniform_hash(seed: ArrayLike, position: ArrayLike, token_ids: ArrayLike) -> NDArray[np.uint32]:
     """h of the formula above: the 32 random bits behind one noise."""
-    return _finish(_prefix(_uint64(seed), _uint64(position)), _low32(_uint64(token_ids)))
+    return _finish(_prefix(_uint64(seed), _uint64(position)), _key(_low32(_uint64(token_ids))))
 
 
 def select(logits_V: Floats, seed: int, position: int, temperature: float) -> int:
@@ -51,24 +52,17 @@ def select(logits_V: Floats, seed: int, position: int, temperature: float) -> in
 
 
 def select_batch(
-    logits_BV: Floats, seeds_B: Sequence[int], positions_B: ArrayLike, temperatures_B: ArrayLike
+    logits_BV: Floats, seeds_B: Sequence[int] | NDArray[np.uint64], positions_B: ArrayLike, temperatures_B: ArrayLike
 ) -> NDArray[np.int64]:
-    """The winners of B rows, each with its own seed, position and temperature."""
-    found = candidates(logits_BV, seeds_B, positions_B, temperatures_B)
-    best_B = np.maximum.reduceat(found.scores, found.starts)
-    winners = np.flatnonzero(found.scores == best_B[found.rows])
-    _, first = np.unique(found.rows[winners], return_index=True)
-    return found.ids[winners[first]]
-
-
-def candidates(
-    logits_BV: Floats, seeds_B: Sequence[int], positions_B: ArrayLike, temperatures_B: ArrayLike
-) -> Candidates:
-    """Every token that could win its row, with its exact score logits / T + g."""
-    temperatures = np.asarray(temperatures_B, dtype=np.float32).reshape(-1, 1)
-    scaled = np.asarray(logits_BV, dtype=np.float32) / temperatures
-    prefix_B = _prefix(_uint64(seeds_B), _uint64(positions_B))
-    return _candidates(scaled, np.broadcast_to(prefix_B, (len(scaled),)))
+    """The winners of B rows, each with its own seed, position and temperature; the lowest id of equal ones."""
+    logits = np.asarray(logits_BV)
+    temperatures = np.broadcast_to(np.asarray(temperatures_B, dtype=np.float32), (len(logits),))
+    prefix_B = np.broadcast_to(_prefix(_uint64(seeds_B), _uint64(positions_B)), (len(logits),))
+    winners = np.zeros(len(logits), dtype=np.int64)
+    for rows in _row_blocks(*logits.shape):
+        scaled = logits[rows].astype(np.float32) / temperatures[rows, None]
+        winners[rows] = _winners(_candidates(scaled, prefix_B[rows]))
+    return winners
 
 
 def margins(
@@ -98,36 +92,39 @@ def margins(
     return result
 
 
+def _winners(found: _Candidates) -> NDArray[np.int64]:
+    best_B = np.maximum.reduceat(found.scores, found.starts)
+    winning = np.flatnonzero(found.scores == best_B[found.rows])
+    _, first = np.unique(found.rows[winning], return_index=True)
+    return found.ids[winning[first]]
+
+
 def _block_margins(
     logits_BV: Floats, prefix_B: NDArray[np.uint32], tokens_B: NDArray[np.int64], temperature: float
 ) -> NDArray[np.float64]:
     scaled = np.asarray(logits_BV, dtype=np.float32) / np.float32(temperature)
     found = _candidates(scaled, prefix_B)
     best = np.maximum.reduceat(found.scores, found.starts)
-    claimed = scaled[np.arange(len(scaled)), tokens_B] + _gumbel(_finish(prefix_B, tokens_B.astype(np.uint32)))
+    claimed = scaled[np.arange(len(scaled)), tokens_B] + _gumbel(_finish(prefix_B, _key(tokens_B.astype(np.uint32))))
     margins_B: NDArray[np.float64] = np.maximum(best - claimed, 0.0)
     return margins_B
 
 
-def _candidates(scaled_BV: NDArray[np.float32], prefix_B: NDArray[np.uint32]) -> Candidates:
-    """Two exact sieves: a score can reach the bound b only if s ≥ b - GUMBEL_MAX, and then only if u < exp(s - b).
+def _candidates(scaled_BV: NDArray[np.float32], prefix_B: NDArray[np.uint32]) -> _Candidates:
+    """An exact sieve: with the bound b known, a score can reach it only if u < exp(s - b).
 
-    (g > b - s means u < 1 - exp(-exp(s - b)), which is less.) The second spares nearly all tokens their logarithms.
+    (g > b - s means u < 1 - exp(-exp(s - b)), which is less.) It spares nearly all tokens their logarithms.
     """
     bound_B = _best_pilot(scaled_BV, prefix_B)
     if not np.isfinite(bound_B).all():
         raise ValueError("logits are not finite: the seed selects no token")
-    within_BV = scaled_BV >= (bound_B - GUMBEL_MAX).astype(np.float32)[:, None]
-    possible = np.flatnonzero(within_BV)
-    rows = np.repeat(np.arange(len(scaled_BV)), np.count_nonzero(within_BV, axis=1))
-    ids = possible - rows * scaled_BV.shape[1]
-    hashes = _finish(prefix_B[rows], ids.astype(np.uint32))
-    reach = np.exp(scaled_BV.reshape(-1)[possible] - bound_B.astype(np.float32)[rows])
+    hashes_BV = _finish(prefix_B[:, None], _token_keys(scaled_BV.shape[1]))
     # 2⁻³² · h ≤ u; the slack covers float32 rounding here, so that the pilot itself always passes
-    kept = np.flatnonzero(hashes.astype(np.float32) * np.float32(2.0**-32) < reach * np.float32(1.001))
-    rows, ids = rows[kept], ids[kept]
-    scores = scaled_BV[rows, ids] + _gumbel(hashes[kept])
-    return Candidates(rows, ids, scores, np.searchsorted(rows, np.arange(len(scaled_BV))))
+    reach_BV = np.exp(scaled_BV - (bound_B - np.log(1.001 * 2.0**32)).astype(np.float32)[:, None])
+    kept = np.flatnonzero(hashes_BV < reach_BV)
+    rows, ids = np.divmod(kept, scaled_BV.shape[1])
+    scores = scaled_BV[rows, ids] + _gumbel(hashes_BV[rows, ids])
+    return _Candidates(rows, ids, scores, np.searchsorted(rows, np.arange(len(scaled_BV))))
 
 
 def _best_pilot(scaled_BV: NDArray[np.float32], prefix_B: NDArray[np.uint32]) -> NDArray[np.float64]:
@@ -141,7 +138,9 @@ def _best_pilot(scaled_BV: NDArray[np.float32], prefix_B: NDArray[np.uint32]) ->
     width = vocabulary // pilots
     offsets = scaled_BV[:, : pilots * width].reshape(batch, pilots, width).argmax(axis=2)
     ids = offsets + np.arange(pilots) * width
-    scores = np.take_along_axis(scaled_BV, ids, axis=1) + _gumbel(_finish(prefix_B[:, None], ids.astype(np.uint32)))
+    scores = np.take_along_axis(scaled_BV, ids, axis=1) + _gumbel(
+        _finish(prefix_B[:, None], _key(ids.astype(np.uint32)))
+    )
     best_B: NDArray[np.float64] = scores.max(axis=1)
     return best_B
 
@@ -161,35 +160,59 @@ def _uint64(values: ArrayLike) -> NDArray[np.uint64]:
     return (array % (1 << 64)).astype(np.uint64) if array.ndim else np.asarray(int(array[()]) % (1 << 64), np.uint64)
 
 
-def _prefix(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """The state of the hash before the token id goes in: one per row."""
-    state = np.zeros(np.broadcast(seeds, positions).shape, dtype=np.uint32)
-    for word in (seeds, seeds >> np.uint64(32), positions):
-        state = _mix(state, _low32(word))
-    return state
-
-
 def _low32(words: NDArray[np.uint64]) -> NDArray[np.uint32]:
     return (words & np.uint64(0xFFFFFFFF)).astype(np.uint32)
 
 
-def _mix(state: NDArray[np.uint32], word: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    with np.errstate(over="ignore"):
-        key = word * np.uint32(0xCC9E2D51)
-        key = _rotate(key, 15) * np.uint32(0x1B873593)
-        return _rotate(state ^ key, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+def _prefix(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    """The state of the hash before the token id goes in: one per row."""
+    state = np.zeros(np.broadcast(seeds, positions).shape, dtype=np.uint32)
+    for word in (seeds, seeds >> np.uint64(32), positions):
+        state = _mix(state, _key(_low32(word)))
+    return state
 
 
-def _rotate(value: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
-    return value << np.uint32(bits) | value >> np.uint32(32 - bits)
+@lru_cache(maxsize=4)
+def _token_keys(vocabulary: int) -> NDArray[np.uint32]:
+    keys_V = _key(np.arange(vocabulary, dtype=np.uint32))
+    keys_V.setflags(write=False)
+    return keys_V
 
 
-def _finish(prefix: NDArray[np.uint32], token_ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    with np.errstate(over="ignore"):
-        state = _mix(prefix, token_ids) ^ np.uint32(16)  # 16: the number of bytes hashed
-        state = (state ^ state >> np.uint32(16)) * np.uint32(0x85EBCA6B)
-        state = (state ^ state >> np.uint32(13)) * np.uint32(0xC2B2AE35)
-        return state ^ state >> np.uint32(16)
+def _key(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """A word of input as MurmurHash3 scrambles it before mixing it in."""
+    key = np.array(words)
+    key *= np.uint32(0xCC9E2D51)
+    _rotate(key, 15)
+    key *= np.uint32(0x1B873593)
+    return key
+
+
+def _mix(state: NDArray[np.uint32], key: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    mixed = np.array(state ^ key)
+    _rotate(mixed, 13)
+    mixed *= np.uint32(5)
+    mixed += np.uint32(0xE6546B64)
+    return mixed
+
+
+def _finish(prefix: NDArray[np.uint32], key: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Mix in the last word and avalanche. In place from here on: this runs over whole vocabularies."""
+    state = _mix(prefix, key)
+    state ^= np.uint32(16)  # the number of bytes hashed
+    state ^= state >> np.uint32(16)
+    state *= np.uint32(0x85EBCA6B)
+    state ^= state >> np.uint32(13)
+    state *= np.uint32(0xC2B2AE35)
+    state ^= state >> np.uint32(16)
+    return state
+
+
+def _rotate(value: NDArray[np.uint32], bits: int) -> None:
+    """Rotate left, in place."""
+    high = value >> np.uint32(32 - bits)
+    value <<= np.uint32(bits)
+    value |= high
 
 
 def _gumbel(bits: NDArray[np.uint32]) -> NDArray[np.float64]:

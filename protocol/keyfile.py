@@ -47,6 +47,9 @@ def write(path: Path, identity: Identity) -> None:
     """Write a new key file, 0600 from its first byte. Raises UserError if it exists or can't be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise UserError(f"cannot write the key file {path}: {error.strerror}") from error
+    try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         raise UserError(f"{path} exists; a key file is never overwritten") from None

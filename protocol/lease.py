@@ -16,6 +16,11 @@ from dataclasses import dataclass, replace
 from protocol.errors import WorkerFault
 from protocol.rollout import RejectionReason, token_digest
 
+_DIGEST_BYTES = 32
+# What the database can hold; anything near it is nonsense.
+_LENGTH_MAX = 2**31 - 1
+_VERSION_MAX = 2**63 - 1
+
 
 class LeaseState(enum.StrEnum):
     """Only LIVE can change."""
@@ -29,7 +34,11 @@ class LeaseState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Commitment:
-    """What a renewal has bound the holder to: the submission must begin with these tokens."""
+    """What a renewal has bound the holder to: the submission must begin with these tokens.
+
+    `version`: as progress is reported, the version that generated the newest token; as a lease keeps it, the one of the
+    first commitment, which is the one that grows too old first.
+    """
 
     length: int = 0
     digest: bytes = b""
@@ -69,14 +78,22 @@ def renew(lease: Lease, progress: Commitment, *, now: float, term: float, oldest
             RejectionReason.COMMITMENT,
             f"{progress.length} tokens now, but {lease.commitment.length} were committed before",
         )
+    if progress.length > _LENGTH_MAX or progress.version > _VERSION_MAX:
+        raise WorkerFault(RejectionReason.COMMITMENT, f"{progress.length} tokens of version {progress.version} are absurd")
+    if progress.length and len(progress.digest) != _DIGEST_BYTES:
+        raise WorkerFault(RejectionReason.COMMITMENT, f"a digest of {len(progress.digest)} bytes commits to nothing")
     if progress.length == lease.commitment.length and progress.length and progress.digest != lease.commitment.digest:
         raise WorkerFault(RejectionReason.COMMITMENT, "other tokens than those committed before")
-    return replace(lease, deadline=now + term, commitment=progress)
+    return replace(lease, deadline=now + term, commitment=replace(progress, version=_first(lease, progress).version))
+
+
+def _first(lease: Lease, progress: Commitment) -> Commitment:
+    return lease.commitment if lease.commitment.length else progress
 
 
 def _born_before(lease: Lease, progress: Commitment, oldest: int) -> bool:
     """Was anything committed under a version that is no longer admissible?"""
-    first = lease.commitment if lease.commitment.length else progress
+    first = _first(lease, progress)
     return first.length > 0 and first.version < oldest
 
 

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from protocol.errors import UserError
+from protocol.errors import BadSignature, UserError
 from protocol.signing import public_key
 
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
 WELL_KNOWN_PATH = "/.well-known/rollswarm.json"
 _TERMS_BYTES_MAX = 1 << 20
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # protocol.manifest's rule
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "str | None": (str, type(None)),
+    "tuple[str, ...]": (str,),
+    "tuple[int, ...]": (int,),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +51,30 @@ class RunTerms:
         return json.dumps(asdict(self), indent=1)
 
 
+def _typed(name: str, value: Any) -> Any:
+    """The value of a field, of the type that RunTerms declares. Raises TypeError."""
+    declared = str(RunTerms.__dataclass_fields__[name].type)
+    if declared.startswith("tuple") and not isinstance(value, list):
+        raise TypeError(f"{name} must be a list")
+    for item in value if declared.startswith("tuple") else [value]:
+        if not isinstance(item, _TYPES[declared]) or isinstance(item, bool):
+            raise TypeError(f"{name} must be of type {declared}, not {item!r:.40}")
+    return tuple(value) if isinstance(value, list) else value
+
+
 def parse_terms(body: bytes, source: str) -> RunTerms:
     """Read the terms. Raises UserError, naming `source`, if they are not a coordinator's or of another protocol."""
     if len(body) > _TERMS_BYTES_MAX:
         raise UserError(f"{source} answered with more than {_TERMS_BYTES_MAX} bytes: this is no coordinator")
     try:
         values: dict[str, Any] = json.loads(body)
-        fields = {name: values[name] for name in RunTerms.__dataclass_fields__}
-    except (ValueError, TypeError, KeyError) as error:
+        terms = RunTerms(**{name: _typed(name, values[name]) for name in RunTerms.__dataclass_fields__})
+        public_key(terms.coordinator_key)
+        public_key(terms.trainer_key)
+    except (ValueError, TypeError, KeyError, BadSignature) as error:
         raise UserError(f"{source} does not serve a run's terms ({error!r}): is it a coordinator's URL?") from error
-    for name in ("grpc_endpoints", "relays", "eos_token_ids", "precision_classes"):
-        fields[name] = tuple(fields[name])
-    terms = RunTerms(**fields)
-    for key in (terms.coordinator_key, terms.trainer_key):
-        public_key(key)
+    if not _RUN_ID.fullmatch(terms.run_id):  # it names a folder on the worker's disk
+        raise UserError(f"{source} serves a run_id that is none: {terms.run_id!r:.80}")
     if not terms.protocol_min <= PROTOCOL_MAX or not terms.protocol_max >= PROTOCOL_MIN:
         raise UserError(
             f"{source} speaks protocol {terms.protocol_min} to {terms.protocol_max}, this program {PROTOCOL_MIN} to "

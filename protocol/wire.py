@@ -27,7 +27,8 @@ from protocol.signing import SignedEnvelope
 from protos.rollswarm.v1 import common_pb2, trainer_pb2, worker_pb2
 
 _STOP_TO_WIRE = {StopReason.EOS: common_pb2.STOP_REASON_EOS, StopReason.LENGTH: common_pb2.STOP_REASON_LENGTH}
-_STOP_FROM_WIRE = {wire: stop for stop, wire in _STOP_TO_WIRE.items()}
+_STOP_FROM_WIRE = {int(wire): stop for stop, wire in _STOP_TO_WIRE.items()}
+_AUTHOR_TO_WIRE = {Author.MODEL: common_pb2.AUTHOR_MODEL, Author.ENVIRONMENT: common_pb2.AUTHOR_ENVIRONMENT}
 
 
 def envelope_to_wire(envelope: SignedEnvelope) -> common_pb2.SignedEnvelope:
@@ -169,7 +170,9 @@ def _verified_from_wire(message: trainer_pb2.VerifiedRollout) -> VerifiedRollout
 
 
 def _segment_to_wire(segment: Segment) -> common_pb2.Segment:
-    return common_pb2.Segment(author=int(segment.author), token_ids=segment.token_ids, loss_mask=segment.loss_mask)
+    return common_pb2.Segment(
+        author=_AUTHOR_TO_WIRE[segment.author], token_ids=segment.token_ids, loss_mask=segment.loss_mask
+    )
 
 
 def _segment_from_wire(message: common_pb2.Segment) -> Segment:

@@ -91,6 +91,7 @@ class Catalog:
             "head_digest": None if self._head is None else self._head.manifest_digest,
             "complete": None if complete is None else complete.version,
             "versions": self.store.versions,
+            "next_version": 0 if self.store.names.latest is None else self.store.names.latest + 1,
             "sources": [],
         }
 

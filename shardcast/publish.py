@@ -108,6 +108,22 @@ async def announce(origin_url: str, envelope: SignedEnvelope) -> bool:
         raise OurFault(f"can't announce at {origin_url}: {reason}; start `shardcast origin` or try again") from error
 
 
+async def next_version(origin_url: str) -> int:
+    """The lowest number that was never used at this origin: what a resumed trainer publishes next.
+
+    Raises OurFault if the origin can't be reached.
+    """
+    url = parse_source(origin_url) + "/healthz"
+    timeout = aiohttp.ClientTimeout(total=ANNOUNCE_TIMEOUT_S)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
+            response.raise_for_status()
+            return int((await response.json())["next_version"])
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
+        reason = str(error) or type(error).__name__
+        raise OurFault(f"can't ask {origin_url} for its versions: {reason}; start `shardcast origin`") from error
+
+
 async def _error(response: aiohttp.ClientResponse) -> str:
     try:
         return str((await response.json())["error"])

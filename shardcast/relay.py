@@ -11,15 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 from protocol.errors import SourceFault
 from protocol.manifest import Digest, Manifest, SignedEnvelope, envelope_to_json, manifest_digest
 from shardcast.catalog import Catalog, OpenShard
 from shardcast.client import ShardcastClient
-from shardcast.config import ClientLimits
 from shardcast.download import Download
 from shardcast.metrics import ShardcastMetrics
 from shardcast.partial import DiskFullError, PartialVersion
@@ -155,7 +153,9 @@ class RelayCatalog(Catalog):
         location = await incoming.wait_shard(digest, wait_s)
         try:
             return OpenShard.at(location)
-        except FileNotFoundError:  # the version became whole, and moved
+        except FileNotFoundError:  # the version became whole and is moving: a moment later the store has it
+            if incoming.task is not None:
+                await asyncio.wait([incoming.task], timeout=max(wait_s, 1.0))
             return await super().open_shard(digest, wait_s)
 
     def health(self) -> dict[str, object]:
@@ -247,20 +247,6 @@ class RelayCatalog(Catalog):
         self._asked = {version: at for version, at in self._asked.items() if now - at < _RECENT_S}
         self._absent = {version: until for version, until in self._absent.items() if until > now}
         return sorted(self._asked, key=lambda version: self._asked[version])[-_MAX_INCOMING:]
-
-
-def new_relay(
-    origins: Sequence[str],
-    pinned_keys: Collection[str],
-    data_dir: Path,
-    *,
-    keep_last: int,
-    limits: ClientLimits | None = None,
-) -> RelayCatalog:
-    """A relay's catalog over a data directory."""
-    metrics = ShardcastMetrics()
-    client = ShardcastClient(origins, pinned_keys, data_dir, limits=limits, metrics=metrics)
-    return RelayCatalog(client.store, metrics, client, keep_last=keep_last)
 
 
 def _note_outcome(task: asyncio.Task[StoredVersion]) -> None:

@@ -33,6 +33,7 @@ def render_page(health: Mapping[str, Any]) -> str:
             ("newest version complete here", "complete"),
             ("versions here", "versions"),
             ("being received", "receiving"),
+            ("next free number", "next_version"),
         )
     )
     return _PAGE.format(role=escape(str(health["role"])), facts=facts, sources=_sources(health["sources"]))

@@ -155,7 +155,9 @@ checkpoint_every = 2
     def count(self, statement: str, *values: Any) -> int:
         return int(self.query(statement, *values)[0][0] or 0)
 
-    def wait(self, what: str, condition: Callable[[], bool], timeout_s: float = 120.0, allow_end: tuple[str, ...] = ()) -> None:
+    def wait(
+        self, what: str, condition: Callable[[], bool], timeout_s: float = 120.0, allow_end: tuple[str, ...] = ()
+    ) -> None:
         """Wait until `condition`; fails if a role ends that is not in `allow_end`, or time runs out."""
         deadline = time.monotonic() + timeout_s
         while not condition():
@@ -183,7 +185,9 @@ checkpoint_every = 2
             "WHERE l.worker_id = w.worker_id AND l.kind = 'credit')"
         )
         assert self.count(unbalanced) == 0
-        two_live = "SELECT count(*) FROM (SELECT sample_id FROM leases WHERE state = 'live' GROUP BY 1 HAVING count(*) > 1)"
+        two_live = (
+            "SELECT count(*) FROM (SELECT sample_id FROM leases WHERE state = 'live' GROUP BY 1 HAVING count(*) > 1)"
+        )
         assert self.count(two_live) == 0
         uncounted = (
             "SELECT count(*) FROM rollouts r WHERE state IN ('rejected', 'dropped') "

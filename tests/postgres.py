@@ -43,9 +43,9 @@ class Postgres:
     def url(self, database: str) -> str:
         return f"postgresql+asyncpg://rollswarm@/{database}?host={self._folder}"
 
-    def create(self, database: str, template: str = "template1") -> str:
-        """Make a database from a template; its URL."""
-        self._sql(f'CREATE DATABASE "{database}" TEMPLATE "{template}"')
+    def create(self, database: str) -> str:
+        """Make an empty database; its URL."""
+        self._sql(f'CREATE DATABASE "{database}"')
         return self.url(database)
 
     def drop(self, database: str) -> None:

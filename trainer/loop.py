@@ -24,7 +24,7 @@ from coordinator.client import RunState, TrainerClient
 from protocol.errors import OurFault, UserError
 from protocol.rollout import RolloutGroup
 from protocol.signing import Identity
-from trainer.checkpoint import Checkpoints, Progress
+from trainer.checkpoint import Checkpoint, load_latest, random_state, restore_random_state, save_checkpoint
 from trainer.config import TrainerRun
 from trainer.losses import make_loss
 from trainer.optim import Optimizer, OptimizerSettings
@@ -54,7 +54,6 @@ class Trainer:
         self._client = client
         self._identity = identity
         self._stop = stop
-        self._checkpoints = Checkpoints(run.trainer.checkpoints, keep=run.trainer.keep_checkpoints)
 
     async def run(self, on_step: Callable[[int, StepResult], None] = lambda batch, result: None) -> None:
         """Train. Raises OurFault if steps keep failing, UserError if the run can't be resumed from here."""
@@ -99,33 +98,34 @@ class Trainer:
 
     async def _begin(self, state: RunState, model: Any, optimizer: Optimizer, publisher: Publisher) -> _Position:
         """Resume from the newest checkpoint, or begin with version 0."""
-        progress = await asyncio.to_thread(self._checkpoints.load_latest, model, optimizer)
-        if progress is None:
-            if state.next_batch > 0:
-                raise UserError(
-                    f"the run has {state.next_batch} acknowledged batches, but {self._config.checkpoints} holds no "
-                    "checkpoint: restore the checkpoints"
-                )
-            progress = Progress(batch=0, policy_version=0)
-        if state.next_batch > progress.batch:
+        batch, version = await asyncio.to_thread(self._restore, model, optimizer)
+        if state.next_batch > batch:
             raise UserError(
-                f"the newest checkpoint holds {progress.batch} batches, {state.next_batch} are acknowledged: restore a newer one"
+                f"{state.next_batch} batches are acknowledged, but the newest checkpoint in {self._config.checkpoints} "
+                f"holds {batch}: restore a newer one"
             )
-        head = -1 if state.head_version is None else state.head_version
-        position = _Position(progress.batch, progress.policy_version, head)
-        if progress.batch:
-            log.info(
-                "resumed after batch %d at version %d",
-                progress.batch,
-                progress.policy_version,
-                extra={"action": "resume"},
-            )
-            await self._client.acknowledge(progress.batch - 1)
+        position = _Position(batch, version, -1 if state.head_version is None else state.head_version)
+        if batch:
+            log.info("resumed after batch %d at version %d", batch, version, extra={"action": "resume"})
+            await self._client.acknowledge(batch - 1)
         if position.version >= position.head:
             # Also after a crash between checkpoint, announcement and origin: each of them takes the same version again.
             await publisher.publish(await asyncio.to_thread(snapshot, model), position.version)
             position.head = position.version
         return position
+
+    def _restore(self, model: Any, optimizer: Optimizer) -> tuple[int, int]:
+        """Load the newest whole checkpoint into model and optimizer: (batches it holds, its version), (0, 0) if none."""
+        found = load_latest(self._config.checkpoints)
+        if found is None:
+            return 0, 0
+        checkpoint, damaged = found
+        for sentence in damaged:
+            log.warning("%s; using an older checkpoint", sentence, extra={"action": "damaged_checkpoint"})
+        model.load_state_dict(checkpoint.weights)
+        optimizer.load_state_dict(checkpoint.optimizer)
+        restore_random_state(checkpoint.random_state)
+        return checkpoint.step, checkpoint.policy_version
 
     async def _pull(self, position: _Position, wanted: int) -> list[RolloutGroup] | None:
         """A batch of groups, taken as they become ready; None if told to stop."""
@@ -192,8 +192,14 @@ class Trainer:
         """Save, then acknowledge: a batch stays re-servable until a checkpoint holds it."""
         if position.batch == 0:
             return
-        progress = Progress(batch=position.batch, policy_version=position.version)
-        await asyncio.to_thread(self._checkpoints.save, progress, model, optimizer)
+        checkpoint = Checkpoint(
+            step=position.batch,
+            policy_version=position.version,
+            weights=model.state_dict(),
+            optimizer=optimizer.state_dict(),
+            random_state=random_state(),
+        )
+        await asyncio.to_thread(save_checkpoint, self._config.checkpoints, checkpoint, self._config.keep_checkpoints)
         await self._client.acknowledge(position.batch - 1)
 
 

@@ -38,7 +38,7 @@ def snapshot(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         for name, tensor in model.state_dict().items()
     }
     if "lm_head.weight" not in state:
-        state["lm_head.weight"] = model.get_output_embeddings().weight.detach().to("cpu", torch.bfloat16, copy=True)  # type: ignore[operator]
+        state["lm_head.weight"] = model.get_output_embeddings().weight.detach().to("cpu", torch.bfloat16, copy=True)
     return state
 
 

@@ -14,7 +14,7 @@ from trainer.batching import Microbatch, pack, sequences_of
 from trainer.config import TrainerConfig
 from trainer.logprobs import completion_logprobs
 from trainer.losses import Loss
-from trainer.metrics import StepMetrics
+from trainer.metrics import StepTokens
 from trainer.optim import Optimizer, StepReport
 
 
@@ -46,9 +46,9 @@ class Stepper:
         ordered = sorted(groups, key=lambda group: group.group_id)
         selection = select(ordered, self._advantage)
         microbatches = self._microbatches(selection, trainer_version)
-        metrics = StepMetrics()
+        metrics = StepTokens()
         report = self._update(microbatches, metrics) if microbatches else None
-        numbers = {**_rewards(ordered), **metrics.result(), "incomplete_groups": float(selection.incomplete_groups)}
+        numbers = {**_rewards(ordered), **metrics.metrics(), "incomplete_groups": float(selection.incomplete_groups)}
         if report is not None:
             numbers |= {"grad_norm": report.grad_norm, "learning_rate": report.lr, "applied": float(report.applied)}
         numbers["step_seconds"] = time.perf_counter() - begun
@@ -67,7 +67,7 @@ class Stepper:
         ]
         return pack(sequences, token_budget=self._config.token_budget, share_prompts=self._config.share_prompts)
 
-    def _update(self, microbatches: list[Microbatch], metrics: StepMetrics) -> StepReport:
+    def _update(self, microbatches: list[Microbatch], metrics: StepTokens) -> StepReport:
         """Accumulate gradients over all microbatches under one denominator, then update."""
         self._model.train()
         denominator = sum(self._loss.denominator(batch.mask_BT, batch.staleness_BT) for batch in microbatches)

@@ -25,7 +25,7 @@ _HEADERS = {
 _CHARTS = (
     ("reward_mean", "Reward", 0.0, 1.0),
     ("approx_kl_fresh", "Approximate KL on fresh rollouts", 0.0, None),
-    ("mask_fraction", "Masked by the trust region", 0.0, None),
+    ("cut_fraction", "Masked by the trust region", 0.0, None),
     ("staleness_mean", "Staleness (versions)", 0.0, None),
 )
 

@@ -16,6 +16,7 @@ from protocol.errors import UserError
 
 _BUSY_TIMEOUT_S = 30.0
 _WRITE = {"rollswarm_write": True}
+_WRITERS_LOCK = 0x726F6C6C  # "roll": PostgreSQL's advisory lock that stands for SQLite's BEGIN IMMEDIATE
 
 
 class Database:
@@ -46,17 +47,26 @@ class Database:
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
-        """One read-write transaction: committed at the end of the block, rolled back if it raises."""
+        """One read-write transaction: committed at the end of the block, rolled back if it raises.
+
+        Writers take turns, on both databases: what one reads is still so when it writes. Capacity, the last sample of a
+        group, and standings folded onto the stored one depend on that. (A transaction takes milliseconds.)
+        """
         async with self.engine.connect() as connection:
             connection = await connection.execution_options(**_WRITE)
             async with connection.begin():
+                if not self.is_sqlite:
+                    await connection.execute(select(func.pg_advisory_xact_lock(_WRITERS_LOCK)))
                 yield connection
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
         """A consistent snapshot to read from."""
-        async with self.engine.connect() as connection, connection.begin():
-            yield connection
+        async with self.engine.connect() as connection:
+            if not self.is_sqlite:
+                connection = await connection.execution_options(isolation_level="REPEATABLE READ")
+            async with connection.begin():
+                yield connection
 
     async def close(self) -> None:
         await self.engine.dispose()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from sqlalchemy import Row, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -24,6 +22,9 @@ def _lease(row: Row) -> Lease:
 
 
 async def get(connection: AsyncConnection, lease_id: str) -> Lease | None:
+    """The lease, None if there is none by this id, which may come from anybody."""
+    if "\0" in lease_id:  # no text to PostgreSQL, which would fail the whole call
+        return None
     row = (await connection.execute(select(leases).where(leases.c.lease_id == lease_id))).first()
     return None if row is None else _lease(row)
 
@@ -113,11 +114,12 @@ async def count_live_of_newcomers(connection: AsyncConnection, probation_rollout
     return int((await connection.execute(statement)).scalar_one())
 
 
-async def refused_samples(connection: AsyncConnection, worker_id: str, sample_ids: Sequence[str]) -> set[str]:
-    """Which of these samples this worker has held before and not completed: others come first for them."""
+async def waiting_held_before(connection: AsyncConnection, worker_id: str) -> set[str]:
+    """Waiting samples that this worker has held before: for it, all others come first."""
     rows = await connection.execute(
-        select(leases.c.sample_id).where(
-            leases.c.worker_id == worker_id, leases.c.sample_id.in_(sample_ids), leases.c.state != "live"
-        )
+        select(leases.c.sample_id)
+        .join(samples, samples.c.sample_id == leases.c.sample_id)
+        .where(leases.c.worker_id == worker_id, samples.c.state == "waiting")
+        .distinct()
     )
     return {row.sample_id for row in rows}

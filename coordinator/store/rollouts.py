@@ -38,6 +38,7 @@ class PendingRollout:
     max_tokens: int
     seed: int
     attempts: int
+    newcomer: bool
 
 
 async def insert(
@@ -87,7 +88,7 @@ async def count_unconsumed(connection: AsyncConnection) -> int:
 
 
 async def claim(
-    connection: AsyncConnection, *, verifier: str, limit: int, at: float, term: float
+    connection: AsyncConnection, *, verifier: str, limit: int, at: float, term: float, probation_rollouts: int
 ) -> list[PendingRollout]:
     """Claim rollouts to verify: pending ones, and those whose claim has run out (their verifier died).
 
@@ -116,17 +117,32 @@ async def claim(
         .where(t.rollouts.c.rollout_id.in_(ids))
         .values(state="verifying", verifier=verifier, claim_deadline=at + term, attempts=t.rollouts.c.attempts + 1)
     )
-    return await _pending(connection, ids)
+    return await _pending(connection, ids, probation_rollouts)
 
 
-async def _pending(connection: AsyncConnection, ids: Sequence[str]) -> list[PendingRollout]:
+async def _pending(connection: AsyncConnection, ids: Sequence[str], probation_rollouts: int) -> list[PendingRollout]:
     rows = await connection.execute(
-        select(t.rollouts, t.payloads.c.payload, t.groups, t.samples.c.seed)
+        select(
+            t.rollouts.c.rollout_id,
+            t.rollouts.c.worker_id,
+            t.rollouts.c.attempts,
+            t.payloads.c.payload,
+            t.groups.c.group_id,
+            t.groups.c.environment,
+            t.groups.c.task_index,
+            t.groups.c.prompt,
+            t.groups.c.prompt_token_ids,
+            t.groups.c.reference,
+            t.groups.c.max_tokens,
+            t.samples.c.seed,
+            t.workers.c.accepted,
+        )
         .join(t.payloads, t.payloads.c.rollout_id == t.rollouts.c.rollout_id)
         .join(t.groups, t.groups.c.group_id == t.rollouts.c.group_id)
         .join(t.samples, t.samples.c.sample_id == t.rollouts.c.sample_id)
+        .join(t.workers, t.workers.c.worker_id == t.rollouts.c.worker_id)
         .where(t.rollouts.c.rollout_id.in_(ids))
-        .order_by(t.groups.c.ordinal, t.rollouts.c.sample_id)
+        .order_by(t.groups.c.ordinal, t.samples.c.ordinal)
     )
     return [
         PendingRollout(
@@ -142,6 +158,7 @@ async def _pending(connection: AsyncConnection, ids: Sequence[str]) -> list[Pend
             max_tokens=row.max_tokens,
             seed=row.seed,
             attempts=row.attempts,
+            newcomer=row.accepted < probation_rollouts,
         )
         for row in rows
     ]

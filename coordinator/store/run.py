@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sqlalchemy import select, update
-from sqlalchemy.exc import IntegrityError
 
 from coordinator.store import database
 from coordinator.store.database import Database
@@ -36,24 +35,20 @@ async def load_or_begin(db: Database, *, run_id: str, name: str, secret: bytes, 
 
     Raises UserError if the database belongs to a run with another name or trainer key.
     """
-    run = await load(db)
-    if run is None:
-        try:
-            async with db.write() as connection:
-                await connection.execute(
-                    runs.insert().values(
-                        run_id=run_id,
-                        name=name,
-                        secret=secret,
-                        trainer_key=trainer_key,
-                        created_at=await database.now(connection),
-                        paused=False,
-                    )
+    async with db.write() as connection:
+        if (await connection.execute(select(runs.c.run_id))).first() is None:
+            await connection.execute(
+                runs.insert().values(
+                    run_id=run_id,
+                    name=name,
+                    secret=secret,
+                    trainer_key=trainer_key,
+                    created_at=await database.now(connection),
+                    paused=False,
                 )
-        except IntegrityError:  # another replica began it at the same moment
-            pass
-        run = await load(db)
-        assert run is not None
+            )
+    run = await load(db)
+    assert run is not None
     if run.name != name:
         raise UserError(f"the database holds the run {run.name!r}, the run file names {name!r}: use another database")
     if run.trainer_key != trainer_key:

@@ -8,6 +8,8 @@ States of the three things that move:
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -38,7 +40,7 @@ metadata = MetaData(
 _RowId = BigInteger().with_variant(Integer, "sqlite")
 
 
-def _when(condition: str) -> dict[str, object]:
+def _when(condition: str) -> Any:
     return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
 
 

@@ -1,8 +1,8 @@
 """Verification: prefill a claimed rollout under the exact versions, and check what the worker says against it.
 
-    replay      which token the issued seed selects, for many positions at once
-    prefill     one version's model: hidden states, log-probs, entropies, seed margins
-    resident    which versions are in memory; rollouts whose tokens come from several versions
-    thresholds  what an honest run may differ by, as measured
-    checks/     one class per check, and the order in which they run
+replay      which token the issued seed selects, for many positions at once
+prefill     one version's model: hidden states, log-probs, entropies, seed margins
+resident    which versions are in memory; rollouts whose tokens come from several versions
+thresholds  what an honest run may differ by, as measured
+checks/     one class per check, and the order in which they run
 """

@@ -250,8 +250,12 @@ def _claims(items: list[PrefillItem], device: str) -> _Claims:
         seeds.extend([item.seed] * len(claimed))
         positions.extend(range(start, start + len(claimed)))
         temperatures.extend([item.temperature] * len(claimed))
-    columns = [torch.tensor(column, dtype=torch.int64, device=device) for column in (tokens, seeds, positions)]
-    return _Claims(*columns, torch.tensor(temperatures, dtype=torch.float32, device=device))
+    return _Claims(
+        torch.tensor(tokens, dtype=torch.int64, device=device),
+        torch.tensor(seeds, dtype=torch.int64, device=device),
+        torch.tensor(positions, dtype=torch.int64, device=device),
+        torch.tensor(temperatures, dtype=torch.float32, device=device),
+    )
 
 
 def _measure(logits_NV: torch.Tensor, claims: _Claims, block: slice) -> tuple[torch.Tensor, ...]:

@@ -1,10 +1,10 @@
 """`coordinator verify`: claims rollouts from the database, judges them, writes verdicts. Start as many as you like.
 
-    claim    consumes pending rollouts (and those whose verifier died)   waits for the database, asked again
-    weights  fetches the versions that the claim names, by SHARDCAST     a version that can't be had: INCONCLUSIVE
-    reward   asks the scorer, a process without privileges or secrets    an environment that fails: INCONCLUSIVE
-    prefill  measures all rollouts of the claim, in a thread             a failure is ours: INCONCLUSIVE
-    write    one transaction per verdict                                 only while the claim is still ours
+claim    consumes pending rollouts (and those whose verifier died)   waits for the database, asked again
+weights  fetches the versions that the claim names, by SHARDCAST     a version that can't be had: INCONCLUSIVE
+reward   asks the scorer, a process without privileges or secrets    an environment that fails: INCONCLUSIVE
+prefill  measures all rollouts of the claim, in a thread             a failure is ours: INCONCLUSIVE
+write    one transaction per verdict                                 only while the claim is still ours
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class Verifier:
         self._judge = judge
         self._settings = run_file.verification
         self._max_staleness = run_file.scheduling.max_staleness
+        self._probation = run_file.scheduling.probation_rollouts
 
     async def run(self, stop: asyncio.Event, client: ShardcastClient) -> None:
         """Work until `stop` is set; a database that is away is waited for."""
@@ -120,6 +121,7 @@ class Verifier:
                 limit=self._settings.claim_rollouts,
                 at=await database.now(connection),
                 term=self._settings.claim_term_s,
+                probation_rollouts=self._probation,
             )
 
     async def _judge_and_write(self, pending: list[PendingRollout]) -> None:
@@ -150,7 +152,10 @@ class Verifier:
                 )
             if verdict.outcome is not Outcome.ACCEPTED:
                 log.info(
-                    "%s %s: %s", verdict.outcome, verdict.reason or "", verdict.detail,
+                    "%s %s: %s",
+                    verdict.outcome,
+                    verdict.reason or "",
+                    verdict.detail,
                     extra={"action": "verdict", "rollout_id": rollout_id},
                 )
 

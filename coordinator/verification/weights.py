@@ -72,7 +72,8 @@ def put_state(module: nn.Module, state: State) -> None:
     with torch.no_grad():
         for name, parameter in module.state_dict(keep_vars=True).items():
             if parameter.shape != state[name].shape:
-                raise UserError(f"{name} has shape {tuple(state[name].shape)}, the run's model {tuple(parameter.shape)}")
+                shapes = f"{tuple(state[name].shape)}, the run's model has {tuple(parameter.shape)}"
+                raise UserError(f"{name} has shape {shapes}; is it a version of this run?")
             parameter.copy_(state[name])
 
 
@@ -121,8 +122,9 @@ def _names_head(folder: Path) -> bool:
 
     for file in folder.glob("*.safetensors"):
         with safe_open(file, framework="pt") as tensors:
-            if "lm_head.weight" in tensors.keys():
-                return True
+            names = set(tensors.keys())
+        if "lm_head.weight" in names:
+            return True
     return False
 
 

@@ -42,8 +42,7 @@ def examine(generation: Generation, request: GenerationRequest, number: int, wei
     scaled = logits_TV / request.sampling.temperature
     expected = scaled.log_softmax(-1).gather(1, torch.from_numpy(chosen)[:, None])[:, 0].numpy()
     agreements = [
-        toploc.compare(proof, rows)
-        for proof, rows in zip(generation.proofs[number], _chunks(hidden_TD), strict=True)
+        toploc.compare(proof, rows) for proof, rows in zip(generation.proofs[number], _chunks(hidden_TD), strict=True)
     ]
     return SpanFindings(
         [agreement.exponent_mismatches for agreement in agreements],

@@ -29,6 +29,7 @@ from protocol.manifest import (
     sign_manifest,
 )
 from protocol.signing import MANIFEST, Identity
+from shardcast.bandwidth import Throttle
 from shardcast.catalog import Catalog
 from shardcast.client import Progress, ShardcastClient
 from shardcast.config import ClientLimits, ServerLimits
@@ -36,7 +37,7 @@ from shardcast.layout import incoming_folder
 from shardcast.metrics import ShardcastMetrics
 from shardcast.names import VersionConflict
 from shardcast.origin import Origin
-from shardcast.publish import announce, build_manifest, publish_version
+from shardcast.publish import announce, build_manifest, next_version, publish_version
 from shardcast.relay import RelayCatalog
 from shardcast.server import ShardcastApp, listening
 from shardcast.storage import VersionStore
@@ -341,8 +342,9 @@ async def test_a_version_on_its_way_is_not_collected_when_a_newer_one_completes(
     release, held = asyncio.Event(), asyncio.Event()
 
     async def hold(request: web.Request, data: bytes) -> web.StreamResponse:
-        held.set()
-        await release.wait()
+        if data != (old.folder / "config.json").read_bytes():  # which the newer version has as well
+            held.set()
+            await release.wait()
         return serve_range(request, data)
 
     patient = ClientLimits(read_timeout_s=SOON, shard_wait_s=SOON, deadline_s=SOON)
@@ -651,6 +653,7 @@ async def test_the_origin_takes_a_number_once_and_only_from_the_pinned_key(tmp_p
     async with asyncio.timeout(SOON), origin_in_process(data) as (url, origin):
         with pytest.raises(UserError, match=r"403.*pins"):
             await announce(url, (await put("forged", 4, signer=STRANGER)).envelope)
+        assert await next_version(url) == 0
         good = await put("good", 4)
         assert await announce(url, good.envelope) is True
         assert await announce(url, good.envelope) is False
@@ -662,6 +665,7 @@ async def test_the_origin_takes_a_number_once_and_only_from_the_pinned_key(tmp_p
             await announce(url, make_version(tmp_path / "nofiles", 6).envelope)
         assert origin.catalog.head is not None and origin.catalog.head.version == 4
         origin.catalog.store.remove([4])
+        assert await next_version(url) == 5
     async with asyncio.timeout(SOON), origin_in_process(data) as (url, _):
         with pytest.raises(VersionConflict, match="for ever"):  # also after the files are gone and a restart
             await announce(url, (await put("another", 4, seed=2)).envelope)
@@ -730,6 +734,28 @@ async def test_the_http_surface(tmp_path: Path) -> None:
             ("/", 200),
         ):
             assert (await session.get(url + path)).status == status, path
+
+
+async def test_every_byte_of_a_shard_passes_the_bandwidth_cap(tmp_path: Path) -> None:
+    taken: list[int] = []
+
+    class Recorder(Throttle):
+        async def take(self, count: int) -> None:
+            taken.append(count)
+
+    version = make_version(tmp_path / "v0")
+    store = VersionStore(tmp_path / "data", KEYS)
+    version.folder.rename(incoming_folder(store.root, 0))
+    stored = store.adopt(incoming_folder(store.root, 0), version.envelope, version.manifest)
+    app = ShardcastApp(Catalog(store, ShardcastMetrics()), ServerLimits(), Recorder(1e9)).build()
+    async with (
+        asyncio.timeout(SOON),
+        listening(app, "127.0.0.1", 0, ServerLimits(shutdown_s=0.1)) as url,
+        client([url], tmp_path / "cache") as capped,
+    ):
+        path = await capped.fetch(0)
+    assert names_below(path) == names_below(stored.path)
+    assert sum(taken) == version.manifest.total_bytes
 
 
 async def test_too_many_requests_from_one_address_are_refused(tmp_path: Path) -> None:

@@ -60,7 +60,13 @@ async def engine(shared_engine: VllmEngine, versions: tuple[Weights, Weights]) -
 
 
 def request(
-    name: str, *, prompt: int = 20, tokens: int = 80, temperature: float = 1.0, seed: int = SEED, eos: tuple[int, ...] = ()
+    name: str,
+    *,
+    prompt: int = 20,
+    tokens: int = 80,
+    temperature: float = 1.0,
+    seed: int = SEED,
+    eos: tuple[int, ...] = (),
 ) -> GenerationRequest:
     prompt_ids = tuple(np.random.default_rng(prompt).integers(0, 256, prompt).tolist())
     return GenerationRequest(name, prompt_ids, SamplingParams(temperature, tokens, eos), seed)
@@ -82,7 +88,9 @@ async def finish_all(engine: VllmEngine, wanted: list[GenerationRequest]) -> lis
 async def test_a_prefill_confirms_proofs_logprobs_and_seeds(
     engine: VllmEngine, versions: tuple[Weights, Weights], temperature: float
 ) -> None:
-    wanted = [request(f"t{n}-{temperature}", prompt=5 + 3 * n, temperature=temperature, seed=SEED + n) for n in range(6)]
+    wanted = [
+        request(f"t{n}-{temperature}", prompt=5 + 3 * n, temperature=temperature, seed=SEED + n) for n in range(6)
+    ]
     generations = await finish_all(engine, wanted)
     for generation in generations:
         assert generation.stop_reason is StopReason.LENGTH
@@ -105,7 +113,9 @@ async def test_rows_stay_aligned_under_chunked_prefill_prefix_caching_and_preemp
     ]
     generations = await finish_all(engine, wanted)
     assert all(len(generation.token_ids) == 150 for generation in generations)
-    assert_honest([examine(generation, each, 0, versions[0]) for generation, each in zip(generations, wanted, strict=True)])
+    assert_honest(
+        [examine(generation, each, 0, versions[0]) for generation, each in zip(generations, wanted, strict=True)]
+    )
 
 
 async def test_the_seed_decides_the_tokens(engine: VllmEngine) -> None:

@@ -28,7 +28,9 @@ class AsyncPpo(Ppo):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.ceiling <= 1.0 + self.clip_high:
-            raise UserError(f"async_ppo: ceiling must be above 1 + clip_high = {1 + self.clip_high}, got {self.ceiling}")
+            raise UserError(
+                f"async_ppo: ceiling must be above 1 + clip_high = {1 + self.clip_high}, got {self.ceiling}"
+            )
         if self.max_staleness < -1:
             raise UserError(f"async_ppo: max_staleness must be at least 0, or -1 for none, got {self.max_staleness}")
 

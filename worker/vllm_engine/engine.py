@@ -17,7 +17,7 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ from worker.vllm_engine.reload import require_loadable, require_replaceable
 _EXTENSION = "worker.vllm_engine.extension.CaptureExtension"
 _MIN_TEMPERATURE = 0.01  # below it vLLM's V2 sampler silently takes 0.01
 _SHUTDOWN_SECONDS = 15.0
+_LOGGING_VARIABLE = "VLLM_LOGGING_CONFIG_PATH"
 _GIB = 1 << 30
 
 
@@ -79,6 +80,7 @@ class VllmEngine:
         self._digests: dict[str, str] = {}
         self._active: dict[str, _Active] = {}
         self._swapping = asyncio.Lock()
+        self._swap: asyncio.Task[SwapReport] | None = None
         self._failure = ""
 
     @property
@@ -92,9 +94,9 @@ class VllmEngine:
             raise OurFault("the engine is already started: use swap to load other weights")
         await asyncio.to_thread(require_loadable, weights.path)
         self._log = EngineLog(self._config.log_level)
-        _set_environment(self._log)
         try:
-            self._engine = await asyncio.to_thread(self._create, weights)
+            with _environment(self._log):
+                self._engine = await asyncio.to_thread(self._create, weights)
             capture_bytes = int(self._config.capture_gib * _GIB)
             self._runner = (await self._engine.collective_rpc("install_capture", args=(capture_bytes,)))[0]
             await self._label(weights)
@@ -132,6 +134,11 @@ class VllmEngine:
 
     async def swap(self, weights: Weights) -> SwapReport:
         """See worker.engine.Engine. Raises OurFault if it fails; the message says which weights the engine now has."""
+        # Shielded: cancelled between reload and relabel, new weights would generate under the old version's name.
+        self._swap = asyncio.create_task(self._swap_now(weights))
+        return await asyncio.shield(self._swap)
+
+    async def _swap_now(self, weights: Weights) -> SwapReport:
         async with self._swapping:
             engine, current = self._running(), self._loaded
             assert current is not None
@@ -269,7 +276,9 @@ class VllmEngine:
         try:
             await self._reload(current)
         except Exception as error:
-            self._failure = f"{fault}; nor could version {current.version} be loaded again ({error}): restart the worker"
+            self._failure = (
+                f"{fault}; nor could version {current.version} be loaded again ({error}): restart the worker"
+            )
             await self.close()
             raise OurFault(self._failure) from error
         raise OurFault(f"{fault}; the engine goes on with version {current.version}") from cause
@@ -297,8 +306,9 @@ class VllmEngine:
 
     def _fault(self, what: str, error: Exception) -> OurFault:
         """OurFault with the engine's own words: those of its log where the exception only points there."""
-        words = self._log.last_error() if self._log is not None else ""
-        return OurFault(f"{what}: {words or f'{type(error).__name__}: {error}'}")
+        words = str(error) or str(error.__cause__ or "")
+        logged = self._log.last_error() if self._log is not None and (not words or "root cause" in words) else ""
+        return OurFault(f"{what}: {logged or f'{type(error).__name__}: {words}'}")
 
 
 def _proofs(chunks: list[tuple[int, bytes, bytes]]) -> tuple[bytes, ...]:
@@ -318,9 +328,17 @@ def _runs_of_equal_k(chunks: list[tuple[int, bytes, bytes]]) -> list[list[tuple[
     return [run for run in (body, chunks[len(body) :]) if run]
 
 
-def _set_environment(log: EngineLog) -> None:
-    """What vLLM's subprocesses read from the environment, and cannot be given otherwise."""
-    os.environ["VLLM_LOGGING_CONFIG_PATH"] = str(log.config_path)
+@contextlib.contextmanager
+def _environment(log: EngineLog) -> Iterator[None]:
+    """What vLLM's subprocesses read from the environment as they start, and cannot be given otherwise."""
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # forking a process with threads deadlocks
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # weights come from SHARDCAST, never from a hub
+    previous = os.environ.get(_LOGGING_VARIABLE)
+    os.environ[_LOGGING_VARIABLE] = str(log.config_path)
+    try:
+        yield
+    finally:
+        os.environ.pop(_LOGGING_VARIABLE)
+        if previous is not None:
+            os.environ[_LOGGING_VARIABLE] = previous

@@ -19,11 +19,10 @@ from worker.vllm_engine.capture_store import CaptureStore
 def force_seeded_choice(store: CaptureStore, step: Step, logits_BV: torch.Tensor) -> torch.Tensor:
     """Logits whose argmax is the protocol's choice in every row of a captured request that samples; others as given."""
     rows = np.flatnonzero(step.slots >= 0)
-    slots = step.slots[rows]
     picked = torch.from_numpy(rows).to(logits_BV.device)
-    winners = gumbel.select_batch(
-        logits_BV[picked].float().cpu().numpy(), store.seeds[slots], step.positions[rows], store.temperatures[slots]
-    )
+    scaled = step.scaled_logits_BV if len(rows) == len(step.slots) else step.scaled_logits_BV[picked]
+    # Already divided by each row's temperature, hence 1 here.
+    winners = gumbel.select_batch(scaled.cpu().numpy(), store.seeds[step.slots[rows]], step.positions[rows], 1.0)
     forced = logits_BV.clone()
     forced[picked] = float("-inf")
     forced[picked, torch.from_numpy(winners).to(logits_BV.device)] = 0.0

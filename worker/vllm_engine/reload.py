@@ -58,7 +58,9 @@ def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
                 raise ValueError(f"header of {size} bytes")
             entries = json.loads(stream.read(size))
         found = {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in entries.items() if name[0] != "_"}
-        needed = 8 + size + max((entry["data_offsets"][1] for name, entry in entries.items() if name[0] != "_"), default=0)
+        needed = (
+            8 + size + max((entry["data_offsets"][1] for name, entry in entries.items() if name[0] != "_"), default=0)
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise OurFault(f"{file} is not a readable safetensors file ({error}): fetch the version again") from error
     if file.stat().st_size != needed:

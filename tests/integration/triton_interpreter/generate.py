@@ -39,7 +39,8 @@ async def abort(engine: VllmEngine) -> None:
     await stream.aclose()
 
 
-async def main(model: Path, other: Path, output: Path) -> None:
+async def main(model: Path, other: Path) -> str:
+    """The result as JSON."""
     engine = VllmEngine(
         VllmEngineConfig(
             max_num_seqs=REQUESTS + 1,
@@ -65,9 +66,10 @@ async def main(model: Path, other: Path, output: Path) -> None:
             for generation in generations
         ],
     }
-    output.write_text(json.dumps(result))
     await engine.close()
+    return json.dumps(result)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*(Path(argument) for argument in sys.argv[1:4])))
+    first, second, output = (Path(argument) for argument in sys.argv[1:4])
+    output.write_text(asyncio.run(main(first, second)))

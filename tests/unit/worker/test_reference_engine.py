@@ -84,7 +84,9 @@ async def test_generation_is_what_a_prefill_verifies(engine: ReferenceEngine, ve
 
 async def test_the_same_seed_gives_the_same_tokens_beside_others(engine: ReferenceEngine) -> None:
     alone = await finish(engine, request("alone", tokens=12))
-    twin, _ = await asyncio.gather(finish(engine, request("twin", tokens=12)), finish(engine, request("other", tokens=5)))
+    twin, _ = await asyncio.gather(
+        finish(engine, request("twin", tokens=12)), finish(engine, request("other", tokens=5))
+    )
     assert twin.token_ids == alone.token_ids
 
 

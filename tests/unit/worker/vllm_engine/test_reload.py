@@ -45,7 +45,9 @@ def test_other_shapes_and_names_are_refused(model: Path, tmp_path: Path) -> None
         require_replaceable(current, require_loadable(other))
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 8, b"\x05" + b"\0" * 7 + b"nojsn", b"\x02" + b"\0" * 7 + b"[]", b"\xff" * 9])
+@pytest.mark.parametrize(
+    "content", [b"", b"\0" * 8, b"\x05" + b"\0" * 7 + b"nojsn", b"\x02" + b"\0" * 7 + b"[]", b"\xff" * 9]
+)
 def test_unreadable_files_are_named(model: Path, content: bytes) -> None:
     (model / "model.safetensors").write_bytes(content)
     with pytest.raises(OurFault, match=r"model\.safetensors"):

@@ -1,0 +1,58 @@
+"""What a check sees and says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from protocol.rollout import RejectionReason, Rollout, SamplingParams, Segment
+
+if TYPE_CHECKING:
+    from coordinator.verification.prefill import PrefillResult
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A rollout beside what our side knows about it: nothing here but `rollout` comes from the worker.
+
+    `environment_segments`: what the environment says it wrote, in order; empty for single-turn tasks.
+    """
+
+    rollout: Rollout
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int
+    vocab_size: int
+    hidden_size: int
+    environment_segments: tuple[Segment, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """`detail` says what was expected and what came, so that a contributor can act on it; empty if passed."""
+
+    passed: bool
+    detail: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def failed(cls, detail: str, **metrics: float) -> CheckResult:
+        return cls(False, detail, metrics)
+
+
+class ModelFreeCheck(Protocol):
+    """Needs only the claim; runs before anything is computed from it. Never raises for what a worker may send."""
+
+    @property
+    def reason(self) -> RejectionReason: ...
+
+    def __call__(self, claim: Claim) -> CheckResult: ...
+
+
+class Check(Protocol):
+    """Compares a claim that passed all model-free checks with our prefill of it."""
+
+    @property
+    def reason(self) -> RejectionReason: ...
+
+    def __call__(self, claim: Claim, prefill: PrefillResult) -> CheckResult: ...

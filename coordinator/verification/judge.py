@@ -1,0 +1,182 @@
+"""One batch of claimed rollouts in, one verdict each out. Every failure here is ours: INCONCLUSIVE, never a rejection."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coordinator.config import RunFile, model_shape
+from coordinator.store.rollouts import PendingRollout
+from coordinator.verification.checks import Claim, run_checks
+from coordinator.verification.prefill import PrefillResult
+from coordinator.verification.resident import PrefillRequest, ResidentModels, prefill_rollouts
+from coordinator.verification.thresholds import DEFAULTS, Thresholds
+from environments.sandbox import Scorer
+from protocol.errors import OurFault, RollswarmError, SourceFault
+from protocol.rollout import Author, Outcome, SamplingParams, Task, Verdict, VersionSpan
+
+log = logging.getLogger(__name__)
+
+Fetch = Callable[[int, str], Awaitable[Path]]
+
+
+class Judge:
+    """Measures and checks rollouts. `fetch(version, manifest_digest)` gives a verified folder of that version."""
+
+    def __init__(
+        self,
+        run_file: RunFile,
+        *,
+        secret: bytes,
+        scorer: Scorer,
+        decode: Callable[[Sequence[int]], str],
+        fetch: Fetch,
+        device: str = "cpu",
+    ) -> None:
+        self._secret = secret
+        self._scorer = scorer
+        self._decode = decode
+        self._fetch = fetch
+        self._settings = run_file.verification
+        self._sampling = run_file.sampling
+        self._environments = {section.name: section for section in run_file.environments}
+        self._vocab_size, self._hidden_size = model_shape(run_file.model.path)
+        self._thresholds = DEFAULTS
+        if self._settings.thresholds:
+            self._thresholds = Thresholds.from_mapping(self._settings.thresholds)
+        self._folders: dict[str, Path] = {}
+        self._models = ResidentModels(
+            lambda digest: self._folders[digest],
+            max_resident=self._settings.resident_versions,
+            dtype=getattr(torch, self._settings.dtype),
+            device=device,
+        )
+
+    async def judge(self, pending: Sequence[PendingRollout]) -> dict[str, Verdict]:
+        """A verdict for each rollout id."""
+        found: dict[str, Verdict] = {}
+        audited: list[PendingRollout] = []
+        for item in pending:
+            try:
+                screened = run_checks(self.claim(item), None, self._thresholds)
+            except RollswarmError as error:
+                screened = inconclusive(error)
+            if screened.outcome is Outcome.ACCEPTED and self.is_audited(item):
+                audited.append(item)
+            else:
+                found[item.rollout_id] = screened
+        found |= await self._audit(audited)
+        return await self._with_rewards(pending, found)
+
+    def claim(self, item: PendingRollout) -> Claim:
+        """The rollout beside what our side knows of it."""
+        return Claim(
+            rollout=item.rollout,
+            prompt_token_ids=item.prompt_token_ids,
+            sampling=SamplingParams(self._sampling.temperature, item.max_tokens, self._sampling.eos_token_ids),
+            seed=item.seed,
+            vocab_size=self._vocab_size,
+            hidden_size=self._hidden_size,
+        )
+
+    def is_audited(self, item: PendingRollout) -> bool:
+        """Newcomers in full; else drawn by a secret that no worker can know before its receipt."""
+        if item.newcomer or self._settings.audit_fraction >= 1.0:
+            return True
+        drawn = hmac.new(self._secret, b"audit\0" + item.rollout_id.encode(), sha256).digest()
+        return int.from_bytes(drawn[:8], "big") < self._settings.audit_fraction * 2**64
+
+    async def _audit(self, items: Sequence[PendingRollout]) -> dict[str, Verdict]:
+        """Prefill and check. If the batch fails, each rollout is tried alone, so that none takes others down with it."""
+        ready, found = await self._with_weights(items)
+        if not ready:
+            return found
+        try:
+            measured = await asyncio.to_thread(self._prefill, ready)
+        except OurFault as error:
+            if len(ready) == 1:
+                return found | {ready[0].rollout_id: inconclusive(error)}
+            log.warning("a batch failed (%s); trying its rollouts one by one", error, extra={"action": "prefill_error"})
+            for item in ready:
+                found |= await self._audit([item])
+            return found
+        for item in ready:
+            found[item.rollout_id] = self._check(item, measured[item.rollout_id])
+        return found
+
+    async def _with_weights(self, items: Sequence[PendingRollout]) -> tuple[list[PendingRollout], dict[str, Verdict]]:
+        """Those whose versions are on disk now, and verdicts for the others."""
+        ready: list[PendingRollout] = []
+        found: dict[str, Verdict] = {}
+        for item in items:
+            try:
+                for span in item.rollout.spans:
+                    await self._fetch_span(span)
+                ready.append(item)
+            except (SourceFault, OSError) as error:
+                found[item.rollout_id] = inconclusive(error)
+        return ready, found
+
+    async def _fetch_span(self, span: VersionSpan) -> None:
+        """Always asks: the folder may have been pruned since. (A version that is there costs no network.)"""
+        known = self._folders.get(span.manifest_digest)
+        if known is None or not known.exists():
+            self._folders[span.manifest_digest] = await self._fetch(span.version, span.manifest_digest)
+
+    def _prefill(self, items: Sequence[PendingRollout]) -> Mapping[Any, PrefillResult]:
+        requests = [
+            PrefillRequest(
+                item.rollout_id,
+                item.prompt_token_ids,
+                item.rollout.token_ids,
+                item.seed,
+                self._sampling.temperature,
+                item.rollout.spans,
+            )
+            for item in items
+        ]
+        return prefill_rollouts(requests, self._models)
+
+    def _check(self, item: PendingRollout, measured: PrefillResult) -> Verdict:
+        try:
+            return run_checks(self.claim(item), measured, self._thresholds)
+        except RollswarmError as error:
+            return inconclusive(error)
+
+    async def _with_rewards(
+        self, pending: Sequence[PendingRollout], found: Mapping[str, Verdict]
+    ) -> dict[str, Verdict]:
+        """Fill in the recomputed reward of everything accepted; an environment that fails makes it INCONCLUSIVE."""
+        rewarded = dict(found)
+        for item in pending:
+            verdict = found[item.rollout_id]
+            if verdict.outcome is not Outcome.ACCEPTED:
+                continue
+            try:
+                rewarded[item.rollout_id] = replace(verdict, reward=await self._reward(item))
+            except RollswarmError as error:
+                rewarded[item.rollout_id] = inconclusive(error)
+        return rewarded
+
+    async def _reward(self, item: PendingRollout) -> float:
+        section = self._environments.get(item.environment)
+        if section is None:
+            raise OurFault(f"the run file names no environment {item.environment!r} any more: put it back")
+        kind = section.kind or section.name
+        task = Task(kind, item.task_index, item.prompt, item.reference)
+        written = [segment.token_ids for segment in item.rollout.segments if segment.author is Author.MODEL]
+        text = self._decode([token for token_ids in written for token in token_ids])
+        return await self._scorer.score(kind, section.params, task, text)
+
+
+def inconclusive(error: Exception) -> Verdict:
+    """Ours or an environment's failure."""
+    return Verdict(Outcome.INCONCLUSIVE, detail=f"{getattr(error, 'fault', 'us')}: {error}", audited=False)

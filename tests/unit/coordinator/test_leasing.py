@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from coordinator.store import run as run_store
+from coordinator.store import tables as t
+from protocol.errors import WorkerFault
+from protocol.lease import Commitment, Lease
+from protocol.ledger import Entry, EntryKind
+from protocol.rollout import token_digest
+from protocol.signing import Identity
+from tests.factories import make_identity, make_tokens
+from tests.stored_run import StoredRun, rejected
+
+Begin = Callable[..., Awaitable[StoredRun]]
+
+
+async def seed_of(run: StoredRun, sample_id: str) -> int:
+    return int((await run.row(t.samples, t.samples.c.sample_id == sample_id)).seed)
+
+
+def progress(lease: Lease, tokens: tuple[int, ...], version: int = 0) -> list[tuple[str, Commitment]]:
+    return [(lease.lease_id, Commitment(len(tokens), token_digest(tokens) if tokens else b"", version))]
+
+
+async def test_a_lease_names_sample_version_and_deadline(run: StoredRun, alice: Identity) -> None:
+    granted = await run.leasing.acquire(alice.key_id, 1)
+    ((lease, sample),) = granted.leases
+    assert (lease.sample_id, lease.worker_id, lease.min_version) == ("g0-0", alice.key_id, 0)
+    assert lease.deadline == pytest.approx(granted.now + run.scheduling.lease_term_s)
+    assert bytes(sample.prompt_token_ids).decode() == "0 + 1 ="
+    assert granted.head == 0
+
+
+async def test_samples_are_leased_in_the_order_of_dispatch(run: StoredRun, alice: Identity, bob: Identity) -> None:
+    first, second = await run.lease(alice, 3), await run.lease(bob, 3)
+    assert [lease.sample_id for lease in first] == ["g0-0", "g0-1", "g1-0"]
+    assert [lease.sample_id for lease in second] == ["g1-1", "g2-0", "g2-1"]
+
+
+async def test_nothing_is_leased_before_the_first_version(begin: Begin, alice: Identity) -> None:
+    run = await begin(versions=0)
+    granted = await run.leasing.acquire(alice.key_id, 1)
+    assert (granted.leases, granted.reason) == ((), "no policy version is published yet")
+
+
+async def test_the_oldest_admissible_version_goes_with_the_lease(begin: Begin, alice: Identity) -> None:
+    run = await begin(versions=4)
+    assert (await run.lease_one(alice)).min_version == 2
+
+
+async def test_leases_and_unconsumed_rollouts_never_exceed_the_capacity(
+    run: StoredRun, alice: Identity, bob: Identity
+) -> None:
+    assert len(await run.lease(alice, 5)) == 5
+    assert len(await run.lease(bob, 256)) == 3, "(1 + 1) · 4 samples"
+    refused = await run.leasing.acquire(alice.key_id, 1)
+    assert (refused.leases, refused.reason) == ((), "capacity")
+
+
+async def test_what_is_handed_in_still_takes_room_until_it_is_consumed(run: StoredRun, alice: Identity) -> None:
+    await run.work(alice, 4)
+    assert len(await run.lease(alice, 256)) == 4
+    await run.judge()
+    assert (await run.leasing.acquire(alice.key_id, 1)).reason == "capacity"
+    assert len(await run.pull()) == 2
+    assert len(await run.lease(alice, 256)) == 4
+
+
+async def test_many_workers_at_once_stay_within_the_capacity(run: StoredRun) -> None:
+    crowd = [make_identity(100 + i) for i in range(8)]
+    await run.join(*crowd)
+    granted = await asyncio.gather(*(run.lease(worker, 3) for worker in crowd))
+    samples = [lease.sample_id for leases in granted for lease in leases]
+    assert len(samples) == len(set(samples)) == 8
+
+
+async def test_newcomers_share_their_part_of_the_capacity(begin: Begin, alice: Identity, bob: Identity) -> None:
+    run = await begin(newcomer_share=0.5, probation_rollouts=2)
+    assert len(await run.lease(alice, 256)) == 4
+    assert (await run.leasing.acquire(bob.key_id, 1)).reason == "newcomers"
+    await run.change(t.workers, t.workers.c.worker_id == bob.key_id, accepted=2)
+    assert len(await run.lease(bob, 256)) == 4
+
+
+async def test_a_paused_run_leases_nothing(run: StoredRun, alice: Identity) -> None:
+    await run_store.set_paused(run.db, True)
+    assert (await run.leasing.acquire(alice.key_id, 1)).reason == "paused"
+    await run_store.set_paused(run.db, False)
+    assert await run.lease(alice)
+
+
+async def test_who_never_registered_gets_nothing(run: StoredRun) -> None:
+    with pytest.raises(WorkerFault, match="never registered"):
+        await run.leasing.acquire(make_identity(99).key_id, 1)
+
+
+async def test_who_is_banned_gets_nothing_and_hears_why(run: StoredRun, alice: Identity) -> None:
+    await run.change(t.workers, t.workers.c.worker_id == alice.key_id, banned=True, ban_reason="forged proofs")
+    with pytest.raises(WorkerFault, match="banned: forged proofs"):
+        await run.leasing.acquire(alice.key_id, 1)
+
+
+async def test_an_expired_sample_is_leased_again_with_the_same_seed(
+    run: StoredRun, alice: Identity, bob: Identity
+) -> None:
+    lease = await run.lease_one(alice)
+    seed = await seed_of(run, lease.sample_id)
+    await run.let_lease_expire(lease)
+    assert await run.leasing.expire() == 1
+    assert await run.sample_state(lease.sample_id) == "waiting"
+    again = await run.lease_one(bob)
+    assert (again.sample_id, await seed_of(run, again.sample_id)) == (lease.sample_id, seed)
+    assert again.lease_id != lease.lease_id
+
+
+async def test_what_is_overdue_is_freed_by_the_next_one_who_asks(
+    run: StoredRun, alice: Identity, bob: Identity
+) -> None:
+    lease = await run.lease_one(alice)
+    await run.let_lease_expire(lease)
+    assert (await run.lease_one(bob)).sample_id == lease.sample_id
+
+
+async def test_a_returned_sample_is_leased_again_with_the_same_seed(
+    run: StoredRun, alice: Identity, bob: Identity
+) -> None:
+    lease = await run.lease_one(alice)
+    seed = await seed_of(run, lease.sample_id)
+    assert await run.leasing.give_back(alice.key_id, [lease.lease_id]) == 1
+    assert await run.leasing.give_back(alice.key_id, [lease.lease_id]) == 0, "only what is live is returned"
+    granted = await run.leasing.acquire(bob.key_id, 1)
+    assert (granted.leases[0][1].sample_id, granted.leases[0][1].seed) == (lease.sample_id, seed)
+
+
+async def test_a_rejected_sample_is_leased_again_with_the_same_seed(
+    run: StoredRun, alice: Identity, bob: Identity
+) -> None:
+    lease = await run.lease_one(alice)
+    seed = await seed_of(run, lease.sample_id)
+    await run.submit(alice, lease)
+    await run.judge(rejected())
+    granted = await run.leasing.acquire(bob.key_id, 1)
+    assert (granted.leases[0][1].sample_id, granted.leases[0][1].seed) == (lease.sample_id, seed)
+
+
+@pytest.mark.parametrize("how", ["expired", "returned", "rejected"])
+async def test_who_gave_a_sample_up_gets_it_last(run: StoredRun, alice: Identity, how: str) -> None:
+    lease = await run.lease_one(alice)
+    if how == "expired":
+        await run.let_lease_expire(lease)
+    elif how == "returned":
+        await run.leasing.give_back(alice.key_id, [lease.lease_id])
+    else:
+        await run.submit(alice, lease)
+        await run.judge(rejected())
+    assert [again.sample_id for again in await run.lease(alice, 3)] == ["g0-1", "g1-0", "g1-1"]
+    assert [again.sample_id for again in await run.lease(alice, 1)] == ["g0-0"]
+
+
+async def test_a_lone_worker_gets_back_what_it_gave_up_once_nothing_else_waits(
+    begin: Begin, alice: Identity
+) -> None:
+    run = await begin(groups_per_batch=1, max_staleness=0)
+    leases = await run.lease(alice, 2)
+    await run.leasing.give_back(alice.key_id, [lease.lease_id for lease in leases])
+    assert [lease.sample_id for lease in await run.lease(alice, 2)] == [lease.sample_id for lease in leases]
+
+
+async def test_a_lease_cannot_be_returned_or_renewed_by_another_worker(
+    run: StoredRun, alice: Identity, bob: Identity
+) -> None:
+    lease = await run.lease_one(alice)
+    assert await run.leasing.give_back(bob.key_id, [lease.lease_id]) == 0
+    (renewal,), _ = await run.leasing.renew(bob.key_id, progress(lease, ()))
+    assert renewal.problem == "there is no such lease of yours"
+    (renewal,), _ = await run.leasing.renew(alice.key_id, progress(lease, ()))
+    assert not renewal.problem
+
+
+async def test_a_renewal_moves_the_deadline_and_is_kept(run: StoredRun, alice: Identity) -> None:
+    lease = await run.lease_one(alice)
+    await run.change(t.leases, t.leases.c.lease_id == lease.lease_id, deadline=lease.deadline - 30)
+    (renewal,), head = await run.leasing.renew(alice.key_id, progress(lease, (1, 2, 3)))
+    assert (renewal.problem, head) == ("", 0)
+    assert renewal.deadline >= lease.deadline
+    row = await run.row(t.leases, t.leases.c.lease_id == lease.lease_id)
+    assert (row.deadline, row.committed_length) == (renewal.deadline, 3)
+    assert bytes(row.committed_digest) == token_digest((1, 2, 3))
+
+
+@pytest.mark.parametrize("later", [(1, 2), (1, 2, 4)], ids=["shrunk", "changed"])
+async def test_progress_that_shrinks_or_changes_ends_the_lease(
+    run: StoredRun, alice: Identity, later: tuple[int, ...]
+) -> None:
+    lease = await run.lease_one(alice)
+    await run.leasing.renew(alice.key_id, progress(lease, (1, 2, 3)))
+    (renewal,), _ = await run.leasing.renew(alice.key_id, progress(lease, later))
+    assert "committed before" in renewal.problem
+    assert (await run.row(t.leases)).state == "revoked"
+    assert await run.sample_state(lease.sample_id) == "waiting"
+
+
+async def test_what_began_under_a_version_that_is_too_old_is_revoked_at_renewal(
+    begin: Begin, alice: Identity
+) -> None:
+    run = await begin(max_staleness=1)
+    lease = await run.lease_one(alice)
+    tokens = make_tokens(6)
+    await run.leasing.renew(alice.key_id, progress(lease, tokens[:2], version=0))
+    await run.announce(1)
+    (renewal,), _ = await run.leasing.renew(alice.key_id, progress(lease, tokens[:3], version=1))
+    assert not renewal.problem, "version 0 is still admissible, and the newer token changes nothing"
+    await run.announce(2)
+    (renewal,), head = await run.leasing.renew(alice.key_id, progress(lease, tokens[:4], version=2))
+    assert (renewal.problem, head) == ("only versions from 1 on are still admissible", 2)
+    assert await run.sample_state(lease.sample_id) == "waiting"
+
+
+async def test_a_lease_that_has_not_begun_survives_new_versions(begin: Begin, alice: Identity) -> None:
+    run = await begin(max_staleness=0)
+    lease = await run.lease_one(alice)
+    await run.announce(1)
+    (renewal,), _ = await run.leasing.renew(alice.key_id, progress(lease, ()))
+    assert not renewal.problem
+
+
+async def test_an_expired_lease_cannot_be_renewed(run: StoredRun, alice: Identity) -> None:
+    lease = await run.lease_one(alice)
+    await run.let_lease_expire(lease)
+    (renewal,), _ = await run.leasing.renew(alice.key_id, progress(lease, ()))
+    assert "expired" in renewal.problem
+
+
+@pytest.mark.parametrize(
+    "commitment",
+    [Commitment(2**32 - 1, bytes(32), 0), Commitment(1, bytes(32), 2**64 - 1), Commitment(1, b"", 0)],
+    ids=["endless", "version", "no digest"],
+)
+async def test_hostile_progress_ends_that_lease_and_no_other(
+    run: StoredRun, alice: Identity, commitment: Commitment
+) -> None:
+    bad, good = await run.lease(alice, 2)
+    renewals, _ = await run.leasing.renew(alice.key_id, [(bad.lease_id, commitment), *progress(good, ())])
+    assert renewals[0].problem and not renewals[1].problem
+
+
+async def test_a_lease_id_that_no_database_can_hold_is_unknown(run: StoredRun, alice: Identity) -> None:
+    (renewal,), _ = await run.leasing.renew(alice.key_id, [("a\0b", Commitment())])
+    assert renewal.problem == "there is no such lease of yours"
+    assert await run.leasing.give_back(alice.key_id, ["a\0b"]) == 0
+
+
+async def test_standing_is_read_when_leases_are_granted(run: StoredRun, alice: Identity) -> None:
+    from coordinator.store import workers
+
+    async with run.db.write() as connection:
+        await workers.add_entries(connection, [Entry(alice.key_id, EntryKind.BAN, 0, None, "enough")], 0.0)
+    with pytest.raises(WorkerFault, match="enough"):
+        await run.leasing.acquire(alice.key_id, 1)

@@ -1,0 +1,70 @@
+"""Thresholds: what a run file may say, and which class a chunk belongs to."""
+
+import copy
+from pathlib import Path
+
+import pytest
+
+from coordinator.verification.thresholds import DEFAULTS, Thresholds
+from protocol.errors import UserError
+
+
+def test_the_class_of_a_chunk_is_the_largest_that_it_reaches() -> None:
+    assert [DEFAULTS.for_chunk(tokens).tokens_min for tokens in (1, 4, 5, 15, 16, 31, 32)] == [1, 1, 5, 5, 16, 16, 32]
+
+
+def test_longer_rollouts_are_held_to_tighter_averages() -> None:
+    assert DEFAULTS.logprob_median_allowed(1) > DEFAULTS.logprob_median_allowed(5) > DEFAULTS.logprob_median_allowed(64)
+    per_token = [DEFAULTS.seed_sum_allowed(tokens) / tokens for tokens in (1, 5, 64)]
+    assert per_token == sorted(per_token, reverse=True)
+
+
+def test_survives_a_mapping_and_a_file(tmp_path: Path) -> None:
+    assert Thresholds.from_mapping(DEFAULTS.to_mapping()) == DEFAULTS
+    fields = DEFAULTS.to_mapping()
+    chunks = fields.pop("chunks")
+    lines = [f"{name} = {value!r}" for name, value in fields.items()]
+    for chunk in chunks:
+        lines += ["[[chunks]]", *(f"{name} = {value}" for name, value in chunk.items())]
+    file = tmp_path / "thresholds.toml"
+    file.write_text("\n".join(lines))
+    assert Thresholds.from_toml(file) == DEFAULTS
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("seed_margin_max",), None, "seed_margin_max is missing"),
+        (("seed_margin_max",), "0.5", "seed_margin_max must be a number"),
+        (("seed_margin_max",), float("nan"), "seed_margin_max must be finite"),
+        (("logprob_gap_max",), -1.0, "logprob_gap_max must be finite and not negative"),
+        (("margin",), 1.0, "margin is not a field"),
+        (("source",), 3, "source must be text"),
+        (("chunks",), [], "tokens_min must ascend from 1"),
+        (("chunks",), 3, "chunks must be a list"),
+        (("chunks", 1, "tokens_min"), 1, "tokens_min must ascend from 1"),
+        (("chunks", 0, "sign_mismatches_max"), 1.5, r"chunks\[0\]: sign_mismatches_max must be a whole number"),
+        (("chunks", 0, "sign_mismatches_max"), True, r"chunks\[0\]: sign_mismatches_max must be a whole number"),
+    ],
+)
+def test_names_the_field_that_is_wrong(path: tuple[object, ...], value: object, message: str) -> None:
+    fields = copy.deepcopy(DEFAULTS.to_mapping())
+    fields["chunks"] = list(fields["chunks"])
+    inner = fields
+    for step in path[:-1]:
+        inner = inner[step]  # type: ignore[index]
+    if value is None:
+        del inner[path[-1]]  # type: ignore[arg-type]
+    else:
+        inner[path[-1]] = value  # type: ignore[index]
+    with pytest.raises(UserError, match=message):
+        Thresholds.from_mapping(fields)
+
+
+def test_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "thresholds.toml"
+    with pytest.raises(UserError, match=r"thresholds\.toml"):
+        Thresholds.from_toml(file)
+    file.write_text("chunks = [")
+    with pytest.raises(UserError, match=r"thresholds\.toml"):
+        Thresholds.from_toml(file)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import WorkerFault
+from protocol.lease import Commitment, Lease, LeaseState, expire, extends, finish, is_live, renew
+from protocol.rollout import RejectionReason, token_digest
+
+LEASE = Lease("lease", "g0-0", "worker", min_version=0, deadline=100.0)
+
+
+def commit(tokens: tuple[int, ...], version: int = 0) -> Commitment:
+    return Commitment(len(tokens), token_digest(tokens) if tokens else b"", version)
+
+
+def renewed(lease: Lease, progress: Commitment, *, now: float = 50.0, oldest: int = 0) -> Lease:
+    return renew(lease, progress, now=now, term=60.0, oldest=oldest)
+
+
+def test_a_renewal_extends_and_commits() -> None:
+    lease = renewed(LEASE, commit((1, 2, 3)))
+    assert lease.deadline == 110.0
+    assert lease.commitment == commit((1, 2, 3))
+
+
+@pytest.mark.parametrize(("now", "live"), [(99.9, True), (100.0, False), (101.0, False)])
+def test_a_lease_lives_until_its_deadline(now: float, live: bool) -> None:
+    assert is_live(LEASE, now) is live
+    assert (expire(LEASE, now).state is LeaseState.LIVE) is live
+
+
+@pytest.mark.parametrize("state", [state for state in LeaseState if state is not LeaseState.LIVE])
+def test_only_a_live_lease_changes(state: LeaseState) -> None:
+    ended = replace(LEASE, state=state)
+    assert expire(ended, 1e9) is ended
+    assert not is_live(ended, 0.0)
+    for attempt in (lambda: finish(ended, LeaseState.COMPLETED), lambda: renewed(ended, Commitment())):
+        with pytest.raises(WorkerFault) as caught:
+            attempt()
+        assert caught.value.reason == RejectionReason.LEASE
+
+
+def test_an_overdue_lease_cannot_be_renewed() -> None:
+    with pytest.raises(WorkerFault, match="deadline"):
+        renewed(LEASE, Commitment(), now=100.0)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [((1, 2, 3), (1, 2)), ((1, 2, 3), ()), ((1, 2, 3), (1, 2, 4))], ids=["less", "none", "other"]
+)
+def test_progress_never_shrinks_nor_changes(first: tuple[int, ...], second: tuple[int, ...]) -> None:
+    with pytest.raises(WorkerFault) as caught:
+        renewed(renewed(LEASE, commit(first)), commit(second))
+    assert caught.value.reason == RejectionReason.COMMITMENT
+
+
+def test_the_same_progress_may_be_committed_again() -> None:
+    once = renewed(LEASE, commit((1, 2)))
+    assert renewed(once, commit((1, 2)), now=60.0).commitment == once.commitment
+
+
+@pytest.mark.parametrize("length", [1, 5])
+def test_a_commitment_to_tokens_has_a_digest(length: int) -> None:
+    with pytest.raises(WorkerFault) as caught:
+        renewed(LEASE, Commitment(length, b"short", 0))
+    assert caught.value.reason == RejectionReason.COMMITMENT
+
+
+def test_what_began_too_long_ago_is_not_renewed() -> None:
+    begun = renewed(LEASE, commit((1,), version=0))
+    assert renewed(begun, commit((1, 2), version=0), oldest=0)
+    with pytest.raises(WorkerFault) as caught:
+        renewed(begun, commit((1, 2), version=3), oldest=1)
+    assert caught.value.reason == RejectionReason.STALE
+
+
+def test_the_first_version_is_remembered_through_later_renewals() -> None:
+    lease = renewed(LEASE, commit((1,), version=0))
+    lease = renewed(lease, commit((1, 2), version=3))
+    with pytest.raises(WorkerFault) as caught:
+        renewed(lease, commit((1, 2, 3), version=3), oldest=1)
+    assert caught.value.reason == RejectionReason.STALE
+
+
+def test_a_lease_that_has_no_token_yet_never_grows_stale() -> None:
+    assert renewed(LEASE, Commitment(), oldest=7).deadline == 110.0
+    assert renewed(LEASE, commit((1,), version=7), oldest=7).commitment.version == 7
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=20), st.integers(0, 20), st.integers(0, 2**32 - 1))
+def test_a_submission_must_begin_with_what_was_committed(tokens: list[int], length: int, other: int) -> None:
+    whole = tuple(tokens)
+    committed = commit(whole[:length])
+    assert extends(committed, whole)
+    if committed.length > 0:
+        assert not extends(committed, whole[: committed.length - 1])
+        changed = (*whole[: committed.length - 1], other, *whole[committed.length :])
+        assert extends(committed, changed) == (changed == whole)

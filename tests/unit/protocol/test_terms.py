@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from protocol.errors import UserError
+from protocol.terms import parse_terms
+from tests.factories import make_terms
+
+SOURCE = "https://run.example"
+
+
+def served(**changes: Any) -> bytes:
+    return json.dumps({**json.loads(make_terms().to_json()), **changes}).encode()
+
+
+def test_terms_survive_their_json() -> None:
+    terms = make_terms(model_digest="sha256:" + "0" * 64)
+    assert parse_terms(terms.to_json().encode(), SOURCE) == terms
+
+
+def test_fields_of_a_later_protocol_are_passed_over() -> None:
+    assert parse_terms(served(color="blue"), SOURCE) == make_terms()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html>",
+        b"[]",
+        b"null",
+        b"{}",
+        b"\xff\xfe",
+        served(relays=5),
+        served(relays="http://relay"),
+        served(grpc_endpoints=[1]),
+        served(protocol_min="1"),
+        served(max_tokens="many"),
+        served(lease_term_s=None),
+        served(eos_token_ids=["a"]),
+        served(coordinator_key="ed25519:nope"),
+        served(trainer_key=None),
+        served(run_id=["x"]),
+    ],
+)
+def test_what_is_no_terms_is_the_users_mistake_and_names_the_source(body: bytes) -> None:
+    with pytest.raises(UserError, match=r"https://run\.example"):
+        parse_terms(body, SOURCE)
+
+
+def test_an_endless_answer_is_no_coordinator() -> None:
+    with pytest.raises(UserError, match="no coordinator"):
+        parse_terms(b" " * ((1 << 20) + 1), SOURCE)
+
+
+@pytest.mark.parametrize(("low", "high"), [(2, 3), (0, 0)])
+def test_another_protocol_says_what_to_update(low: int, high: int) -> None:
+    with pytest.raises(UserError, match="update rollswarm on the older side"):
+        parse_terms(served(protocol_min=low, protocol_max=high), SOURCE)
+
+
+def test_a_run_id_cannot_leave_the_workers_folder() -> None:
+    for run_id in ("../../etc", "a/b", "", "..", "x" * 200):
+        with pytest.raises(UserError, match="run_id"):
+            parse_terms(served(run_id=run_id), SOURCE)

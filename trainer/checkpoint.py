@@ -1,0 +1,170 @@
+"""Checkpoints that hold everything, are whole or absent, and never the only copy.
+
+A checkpoint is a folder `checkpoint-<step, 8 digits>`:
+
+    weights.safetensors    the model's parameters and buffers as they are in memory (float32 masters where it trains so)
+    optimizer.pt           the optimizer's state, tensors and plain values only (read with weights_only)
+    state.json             step, policy version, counters, generator states, and the SHA-256 of the other two
+
+It is written beside its place, synced, and renamed there: a folder with that name is complete, and one that was damaged
+since (by its digests) is passed over for the one before it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from protocol.errors import OurFault, UserError
+
+_NAME = re.compile(r"checkpoint-(\d{8,})")
+_FORMAT = 1
+_PARTS = ("weights.safetensors", "optimizer.pt")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What training needs to go on as if it had not stopped.
+
+    `step` counts optimizer steps, `policy_version` published versions. `extra`: counters and whatever else the caller
+    must find again, JSON values only. `random_state`: of Python, NumPy and torch, from `random_state()`.
+    """
+
+    step: int
+    policy_version: int
+    weights: dict[str, torch.Tensor]
+    optimizer: dict[str, Any]
+    random_state: dict[str, Any]
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def save_checkpoint(root: Path, checkpoint: Checkpoint, keep: int = 2) -> Path:
+    """Write `checkpoint` below `root` and delete all but the newest `keep` ≥ 1. Returns its folder.
+
+    Raises OurFault if the disk refuses; what was there before is still there then.
+    """
+    if keep < 1:
+        raise UserError(f"checkpoint: keep must be at least 1, got {keep}")
+    target = root / f"checkpoint-{checkpoint.step:08d}"
+    scratch = root / f".{target.name}.partial"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+        _write_parts(scratch, checkpoint)
+        shutil.rmtree(target, ignore_errors=True)
+        scratch.rename(target)
+        _sync(root)
+    except OSError as error:
+        raise OurFault(f"cannot write the checkpoint {target}: {error}; free space or fix permissions") from error
+    for old in _folders(root)[keep:]:
+        shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def load_latest(root: Path) -> tuple[Checkpoint, list[str]] | None:
+    """The newest whole checkpoint and a sentence for each damaged one passed over; None if there never was one.
+
+    Raises UserError if there are checkpoints and none of them is whole: starting anew is not for us to decide.
+    """
+    damaged = []
+    for folder in _folders(root):
+        try:
+            return load_checkpoint(folder), damaged
+        except UserError as error:
+            damaged.append(str(error))
+    if damaged:
+        raise UserError(f"no whole checkpoint in {root} ({damaged[0]}): restore one, or move the folder away")
+    return None
+
+
+def load_checkpoint(folder: Path) -> Checkpoint:
+    """Read one checkpoint. Raises UserError if it is incomplete, damaged or of another format."""
+    try:
+        state = json.loads((folder / "state.json").read_text())
+        if state["format"] != _FORMAT:
+            raise UserError(f"{folder.name} has format {state['format']}; this trainer reads format {_FORMAT}")
+        for name in _PARTS:
+            if _digest(folder / name) != state["digests"][name]:
+                raise UserError(f"{folder.name}: {name} is damaged (its digest differs)")
+        return Checkpoint(
+            step=state["step"],
+            policy_version=state["policy_version"],
+            weights=load_file(folder / "weights.safetensors"),
+            optimizer=torch.load(folder / "optimizer.pt", weights_only=True),
+            random_state=state["random_state"],
+            extra=state["extra"],
+        )
+    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise UserError(f"{folder.name} is incomplete ({type(error).__name__}: {error})") from error
+
+
+def random_state() -> dict[str, Any]:
+    """The states of the three global generators, as JSON values."""
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [kind, [int(key) for key in keys], position, has_gauss, cached],
+        "torch": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
+    }
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Put the three global generators where `random_state` found them."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(state["torch"])), dtype=torch.uint8))
+
+
+def _write_parts(folder: Path, checkpoint: Checkpoint) -> None:
+    weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in checkpoint.weights.items()}
+    save_file(weights, folder / "weights.safetensors")
+    torch.save(checkpoint.optimizer, folder / "optimizer.pt")
+    state = {
+        "format": _FORMAT,
+        "step": checkpoint.step,
+        "policy_version": checkpoint.policy_version,
+        "random_state": checkpoint.random_state,
+        "extra": checkpoint.extra,
+        "digests": {name: _digest(folder / name) for name in _PARTS},
+    }
+    (folder / "state.json").write_text(json.dumps(state))
+    for path in (*(folder / name for name in _PARTS), folder / "state.json", folder):
+        _sync(path)
+
+
+def _folders(root: Path) -> list[Path]:
+    """Checkpoint folders, the newest (highest step) first."""
+    if not root.is_dir():
+        return []
+    found = [(int(match[1]), path) for path in root.iterdir() if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Make a file's bytes, or a folder's entries, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
