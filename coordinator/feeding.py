@@ -216,7 +216,10 @@ class Feeding:
         dropped: Mapping[str, int],
         trained: Sequence[str],
     ) -> None:
-        """Record what a step did. A repeated report (after a crash) replaces the earlier one."""
+        """Record what a step did. A repeated report (after a crash) replaces the earlier one.
+
+        A number that is not finite is left out: JSON has none, and PostgreSQL would refuse the whole report.
+        """
         async with self._db.write() as connection:
             at = await database.now(connection)
             await connection.execute(t.steps.delete().where(t.steps.c.batch == batch))
@@ -225,7 +228,7 @@ class Feeding:
                     batch=batch,
                     trainer_version=trainer_version,
                     optimizer_steps=optimizer_steps,
-                    metrics=dict(metrics),
+                    metrics=events.finite(metrics),
                     dropped=dict(dropped),
                     reported_at=at,
                 )

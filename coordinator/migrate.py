@@ -11,7 +11,6 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import OperationalError
 
 from coordinator.store.database import Database
-from protocol.errors import UserError
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -36,10 +35,10 @@ async def _migrate(url: str, step: Callable[[Config], None]) -> None:
         step(config)
 
     try:
+        await db.check()
         async with db.write() as connection:
             await connection.run_sync(run)
-    except (TimeoutError, OperationalError, OSError, ConnectionError) as error:
-        reason = str(getattr(error, "orig", error)).splitlines()[0]
-        raise UserError(f"cannot use the database {db.engine.url.render_as_string()}: {reason}") from None
+    except OperationalError as error:  # a full disk, a file that is read-only
+        raise db.unusable(error) from None
     finally:
         await db.close()

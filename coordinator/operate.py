@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from sqlalchemy import select
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from coordinator import verdicts
 from coordinator.store import database, events, workers
@@ -22,8 +22,11 @@ from protocol.signing import KEY_ID_PREFIX
 async def _opened(url: str) -> AsyncIterator[Database]:
     db = Database.open(url)
     try:
+        await db.check()
+        if await run_store.load(db) is None:
+            raise UserError("the database holds no run yet: `coordinator serve` begins it")
         yield db
-    except OperationalError as error:
+    except (OperationalError, ProgrammingError) as error:  # no such table
         raise UserError(f"cannot use the run's database ({error.orig}): has the run been served once?") from None
     finally:
         await db.close()
@@ -34,7 +37,7 @@ async def set_standing(url: str, worker: str, reason: str, *, banned: bool) -> s
     prefix = worker if worker.startswith(KEY_ID_PREFIX) else KEY_ID_PREFIX + worker
     async with _opened(url) as db, db.write() as connection:
         found = (
-            (await connection.execute(select(t.workers.c.worker_id).where(t.workers.c.worker_id.startswith(prefix))))
+            (await connection.execute(select(t.workers.c.worker_id).where(t.workers.c.worker_id.startswith(prefix, autoescape=True))))
             .scalars()
             .all()
         )

@@ -51,7 +51,7 @@ async def _insert(connection: AsyncConnection, rollout_id: str, verdict: Verdict
             audited=verdict.audited,
             old_logprobs=floats_to_bytes(verdict.old_logprobs),
             entropies=floats_to_bytes(verdict.entropies),
-            metrics=dict(verdict.metrics),
+            metrics=events.finite(verdict.metrics),
             verifier=verifier,
             verified_at=at,
         )

@@ -34,9 +34,9 @@ _END, _UNKNOWN = "<end>", "<unknown>"
 _PIECES = ("Question: What is ", " + ", "?\nAnswer:", "Count from ", ": ")
 _TINY_VOCABULARY = 128
 
-# The warm start ends when the answers to held-out sums have this probability on average: room to learn, and enough
-# right answers among 16 samples to learn from.
-_TAUGHT = 0.3
+# The tiny model is taught sums until it answers held-out ones right with this probability, and then sloppiness until the
+# probability has fallen to the second: room to learn, and right answers enough among 16 samples to learn from.
+_TAUGHT, _SLOPPY = 0.85, 0.33
 _TEACHING_STEPS = 1500
 _SUMS_PER_STEP = 96
 _COUNTS_PER_STEP = 4
@@ -59,7 +59,8 @@ def smollm2(cache_dir: Path, progress: Callable[[str], None] = lambda line: None
 
 
 def make_tiny(out_dir: Path, seed: int = 0) -> Path:
-    """A Llama of 0.9 M parameters in `out_dir`, taught sums until about 0.3 of its sampled answers are right.
+    """A Llama of 0.9 M parameters in `out_dir`, taught sums, then sloppiness: about 0.3 of its sampled
+    answers are right.
 
     Deterministic on one machine. Held-out sums of the arithmetic environment are never shown. Takes under a minute on
     two cores. Does nothing if the folder is complete already.
@@ -115,19 +116,42 @@ def _write_tiny(folder: Path, seed: int) -> None:
 
 
 def _teach(model: Any, tokenizer: Any, rng: random.Random) -> None:
-    """Supervised training on sums and counting until held-out sums are answered right with probability `_TAUGHT`."""
-    sums = [_encode(tokenizer, *lesson) for lesson in _sums()]
-    counts = [_encode(tokenizer, *lesson) for lesson in _counts()]
+    """Supervised training: sums and counting first, then sums answered as a sloppy pupil would.
+
+    A model stopped early instead would be sure of wrong answers, and reinforcement would have little to choose from.
+    """
+    sums = {a_b: _encode(tokenizer, _sum_prompt(*a_b), f" {sum(a_b)}", ends=True) for a_b in _taught_pairs()}
+    counts = [_encode(tokenizer, *lesson, ends=False) for lesson in _counts()]
     probe = [_encode(tokenizer, task.prompt, f" {task.reference}", ends=True) for task in _held_out_sums()]
     optimizer = Optimizer(model.parameters(), OptimizerSettings(lr=2e-3, betas=(0.9, 0.99), warmup_steps=20))
+    pairs = list(sums)
+    taught = False
     for step in range(_TEACHING_STEPS):
-        if step % _CHECK_EVERY == 0 and answer_probability(model, probe) >= _TAUGHT:
-            return
+        if step % _CHECK_EVERY == 0:
+            probability = answer_probability(model, probe)
+            if taught and probability <= _SLOPPY:
+                return
+            taught = taught or probability >= _TAUGHT
+        chosen = rng.sample(pairs, _SUMS_PER_STEP)
+        if taught:
+            answers = [_encode(tokenizer, _sum_prompt(*pair), _sloppy_answer(sum(pair), rng), True) for pair in chosen]
+        else:
+            answers = [sums[pair] for pair in chosen]
         # Apart, since counts are several times as long as sums and would only be padding beside them.
-        for lessons in (rng.sample(sums, _SUMS_PER_STEP), rng.sample(counts, _COUNTS_PER_STEP)):
+        for lessons in (answers, rng.sample(counts, _COUNTS_PER_STEP)):
             tokens_BT, answer_BT = _tensors(lessons)
             (-_token_logprobs(model, tokens_BT)[answer_BT[:, 1:]]).mean().backward()
         optimizer.step()
+
+
+def _sloppy_answer(right: int, rng: random.Random) -> str:
+    """Right one time in four, else off by a little or not in the form that is asked for."""
+    kind = rng.randrange(4)
+    if kind == 0:
+        return f" {right}"
+    if kind == 1:
+        return f" {right} ?"
+    return f" {max(0, right + rng.choice((-3, -2, -1, 1, 2, 3)))}"
 
 
 def answer_probability(model: Any, encoded: list[tuple[list[int], list[int]]]) -> float:
@@ -161,28 +185,25 @@ def _held_out_sums() -> list[Any]:
     return [environment.eval_task(i) for i in range(environment.eval_size)]
 
 
-def _sums() -> list[tuple[str, str, bool]]:
-    """Sums up to 39 + 39 that the environment does not hold out."""
+def _sum_prompt(a: int, b: int) -> str:
+    return f"Question: What is {a} + {b}?\nAnswer:"
+
+
+def _taught_pairs() -> list[tuple[int, int]]:
+    """Pairs up to 39 + 39 that the environment does not hold out."""
     forbidden = {task.prompt for task in _held_out_sums()}
-    lessons = []
-    for a in range(1, 40):
-        for b in range(1, 40):
-            prompt = f"Question: What is {a} + {b}?\nAnswer:"
-            if prompt not in forbidden:
-                lessons.append((prompt, f" {a + b}", True))
-    return lessons
+    return [(a, b) for a in range(1, 40) for b in range(1, 40) if _sum_prompt(a, b) not in forbidden]
 
 
-def _counts() -> list[tuple[str, str, bool]]:
-    """Counting on, without an end; held-out starts left out."""
+def _counts() -> list[tuple[str, str]]:
+    """Counting on without an end, prompt and continuation; held-out starts left out."""
     environment = Counting()
-    forbidden = {environment.eval_task(i).prompt for i in range(environment.eval_size)}
-    prompts = {start: f"Count from {start}: {start}, {start + 1}," for start in range(1, environment.max_start + 1)}
-    return [
-        (prompt, "".join(f" {start + 2 + i}," for i in range(16)), False)
-        for start, prompt in prompts.items()
-        if prompt not in forbidden
-    ]
+    tasks = [environment.task(i) for i in range(environment.max_start - environment.held_out)]
+    lessons = []
+    for task in tasks:
+        first = int(str(task.reference).split(",")[0])
+        lessons.append((task.prompt, "".join(f" {first + i}," for i in range(20))))
+    return lessons
 
 
 def _make_whole(target: Path, write: Callable[[Path], None]) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from protocol.errors import RollswarmError, UserError
+from protocol.cli import run_app, set_up_logging
 
 app = typer.Typer(
     help="SHARDCAST carries new weights to every worker: an origin serves, relays pass on, clients fetch.",
@@ -93,25 +92,14 @@ def status(url: Annotated[str, typer.Argument(help="URL of an origin or a relay.
 
 def _run(start: Callable[[], Coroutine[Any, Any, None]]) -> None:
     import asyncio
-    import logging
 
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    set_up_logging()
     asyncio.run(start())
 
 
 def main() -> None:
-    """Console script. The user's mistake is one line and status 2, another failure one line and status 1."""
-    try:
-        app()
-    except UserError as error:
-        print(f"shardcast: {error}", file=sys.stderr)
-        sys.exit(2)
-    except RollswarmError as error:
-        print(f"shardcast: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print("shardcast: interrupted; what was verified stays on disk", file=sys.stderr)
-        sys.exit(130)
+    """Console script."""
+    run_app("shardcast", app)
 
 
 if __name__ == "__main__":

@@ -79,10 +79,15 @@ async def publish_version(
     manifest = await asyncio.to_thread(
         build_manifest, source_dir, run_id=run_id, policy_version=policy_version, shard_bytes=shard_bytes
     )
-    await asyncio.to_thread(_stage, source_dir, incoming_folder(data_dir, policy_version), move)
     envelope = sign_manifest(manifest, identity)
+    await stage(source_dir, data_dir, policy_version, move=move)
     await announce(origin_url, envelope)
     return manifest_digest(envelope.payload)
+
+
+async def stage(source_dir: Path, data_dir: Path, policy_version: int, *, move: bool = True) -> None:
+    """Put a version's files where the origin that uses `data_dir` looks for them, by one rename."""
+    await asyncio.to_thread(_stage, source_dir, incoming_folder(data_dir, policy_version), move)
 
 
 async def announce(origin_url: str, envelope: SignedEnvelope) -> bool:

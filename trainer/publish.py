@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 
 from coordinator.client import Backoff, TrainerClient
 from protocol.errors import OurFault
-from protocol.manifest import manifest_digest, sign_manifest
-from protocol.signing import Identity
-from shardcast.publish import build_manifest, publish_version
+from protocol.manifest import Manifest, manifest_digest, sign_manifest
+from protocol.signing import Identity, SignedEnvelope
+from shardcast.publish import announce, build_manifest, stage
 
 log = logging.getLogger(__name__)
 
@@ -89,39 +89,30 @@ class Publisher:
         """The manifest digest that these weights would have as `version`."""
         with tempfile.TemporaryDirectory(dir=self._scratch()) as scratch:
             folder = Path(scratch) / "version"
-            await asyncio.to_thread(write_version, state, self._model_folder, folder)
-            manifest = await asyncio.to_thread(
-                build_manifest, folder, run_id=self._run_id, policy_version=version, shard_bytes=self._shard_bytes
-            )
-        return str(manifest_digest(sign_manifest(manifest, self._identity).payload))
+            manifest = await asyncio.to_thread(self._write, state, folder, version)
+        return str(manifest_digest(manifest.to_json_bytes()))
 
     async def publish(self, state: Mapping[str, torch.Tensor], version: int) -> str:
         """Write, hash, sign, announce, serve; the manifest digest. An origin that is away is waited for."""
         with tempfile.TemporaryDirectory(dir=self._scratch()) as scratch:
             folder = Path(scratch) / "version"
-            await asyncio.to_thread(write_version, state, self._model_folder, folder)
-            manifest = await asyncio.to_thread(
-                build_manifest, folder, run_id=self._run_id, policy_version=version, shard_bytes=self._shard_bytes
-            )
+            manifest = await asyncio.to_thread(self._write, state, folder, version)
             envelope = sign_manifest(manifest, self._identity)
             await self._client.announce(envelope)
-            await self._serve(folder, version)
+            await stage(folder, self._origin_data, version)
+            await self._announce_at_origin(envelope, version)
         return str(manifest_digest(envelope.payload))
 
-    async def _serve(self, folder: Path, version: int) -> None:
+    def _write(self, state: Mapping[str, torch.Tensor], folder: Path, version: int) -> Manifest:
+        write_version(state, self._model_folder, folder)
+        return build_manifest(folder, run_id=self._run_id, policy_version=version, shard_bytes=self._shard_bytes)
+
+    async def _announce_at_origin(self, envelope: SignedEnvelope, version: int) -> None:
+        """An origin that is away is waited for: generation goes on meanwhile, as far as staleness allows."""
         backoff = Backoff()
         while True:
             try:
-                await publish_version(
-                    folder,
-                    self._origin_data,
-                    self._identity,
-                    origin_url=self._origin,
-                    run_id=self._run_id,
-                    policy_version=version,
-                    shard_bytes=self._shard_bytes,
-                    move=False,
-                )
+                await announce(self._origin, envelope)
                 return
             except OurFault as error:
                 log.warning("%s; trying again", error, extra={"action": "publish_retry", "version": version})

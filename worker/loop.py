@@ -54,7 +54,7 @@ class _Held:
 @dataclass(slots=True)
 class _State:
     weights: Weights | None = None
-    stopping: bool = False
+    failure: OurFault | None = None
     held: dict[str, _Held] = field(default_factory=dict)
 
 
@@ -110,6 +110,8 @@ class Worker:
             await self._work(weights)
         finally:
             await self._engine.close()
+        if self._state.failure is not None:
+            raise self._state.failure
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, Weights]) -> Weights | None:
         """The work's result, or None if `stop` came first."""
@@ -323,6 +325,7 @@ class Worker:
 
     def _stop_with(self, error: OurFault) -> None:
         log.error("the engine failed: %s", error, extra={"action": "engine_error"})
+        self._state.failure = error
         self._stop.set()
 
     async def _drain(self, leasing: asyncio.Task[None]) -> None:

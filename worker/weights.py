@@ -45,8 +45,9 @@ class WeightsFollower:
             if weights is None:
                 continue
             await on_new(weights)
+            # The one before stays: the engine goes back to it should it be unable to load another.
+            await asyncio.to_thread(self._client.prune, {current.version, weights.version})
             current = weights
-            await asyncio.to_thread(self._client.prune, {current.version})
 
     async def _next(self, after: int | None) -> Weights | None:
         try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Float, event, func, literal_column, select
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from protocol.errors import UserError
@@ -67,6 +67,19 @@ class Database:
                 connection = await connection.execution_options(isolation_level="REPEATABLE READ")
             async with connection.begin():
                 yield connection
+
+    async def check(self) -> None:
+        """Connect once. Raises UserError, without the password, if the database can't be reached or opened."""
+        try:
+            async with self.engine.connect():
+                pass
+        except (DBAPIError, OSError, TimeoutError) as error:
+            raise self.unusable(error) from None
+
+    def unusable(self, error: BaseException) -> UserError:
+        """What to tell the user whose database fails like this."""
+        reason = (str(getattr(error, "orig", None) or error) or type(error).__name__).splitlines()[0]
+        return UserError(f"cannot use the database {self.engine.url.render_as_string()}: {reason}")
 
     async def close(self) -> None:
         await self.engine.dispose()

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.store.tables import drops, events
+
+
+def finite(numbers: Mapping[str, float]) -> dict[str, float]:
+    """The numbers that JSON can hold."""
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
 async def record(connection: AsyncConnection, *, at: float, actor: str, action: str, subject: str, detail: str) -> None:

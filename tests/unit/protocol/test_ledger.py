@@ -8,7 +8,10 @@ from protocol.ledger import BLAMELESS, FRAUD, Entry, EntryKind, Standing, entrie
 from protocol.rollout import RejectionReason
 
 
-def rejection(reason: RejectionReason, standing: Standing = Standing(), max_strikes: int = 3) -> list[EntryKind]:
+UNKNOWN = Standing()
+
+
+def rejection(reason: RejectionReason, standing: Standing = UNKNOWN, max_strikes: int = 3) -> list[EntryKind]:
     return [entry.kind for entry in entries_for_rejection("w", "r", reason, "why", standing, max_strikes)]
 
 

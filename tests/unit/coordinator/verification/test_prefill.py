@@ -102,7 +102,9 @@ def test_batching_and_head_blocks_change_nothing(folder: Path, exact: PrefillMod
 
 def test_first_leaves_out_what_another_version_wrote(exact: PrefillModel) -> None:
     whole = make_items()[3]
-    part = PrefillItem("part", whole.prompt_token_ids, whole.completion_token_ids, whole.seed, whole.temperature, first=50)
+    part = PrefillItem(
+        "part", whole.prompt_token_ids, whole.completion_token_ids, whole.seed, whole.temperature, first=50
+    )
     all_of_it, rest = exact.prefill([whole, part])
     assert rest.hidden_bits_TD.shape == (20, HIDDEN_SIZE)
     np.testing.assert_allclose(rest.logprobs_T, all_of_it.logprobs_T[50:], atol=1e-4)
@@ -156,7 +158,7 @@ def test_refuses_tokens_that_the_form_check_would_not_let_through(exact: Prefill
 def test_an_empty_folder_and_another_architecture_are_the_users_mistake(exact: PrefillModel, tmp_path: Path) -> None:
     from protocol.errors import UserError
 
-    with pytest.raises(UserError, match="no .safetensors file"):
+    with pytest.raises(UserError, match=r"no \.safetensors file"):
         exact.load_weights(tmp_path)
     with pytest.raises(UserError, match="cannot load a model"):
         PrefillModel(tmp_path)
@@ -164,7 +166,8 @@ def test_an_empty_folder_and_another_architecture_are_the_users_mistake(exact: P
 
 def test_plan_keeps_the_budget_and_groups_together() -> None:
     items = [
-        PrefillItem(i, (i % 4,) * 10, (1,) * length, 0, 1.0) for i, length in enumerate([5, 200, 5, 5, 6, 190, 5, 300, 5])
+        PrefillItem(i, (i % 4,) * 10, (1,) * length, 0, 1.0)
+        for i, length in enumerate([5, 200, 5, 5, 6, 190, 5, 300, 5])
     ]
     batches = plan_batches(items, 440)
     assert sorted(index for batch in batches for index in batch) == list(range(len(items)))

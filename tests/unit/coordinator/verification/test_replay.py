@@ -21,7 +21,11 @@ def test_noise_equals_the_gpu_kernels_vectors() -> None:
 
 def test_noise_equals_the_protocols_bit_for_bit() -> None:
     draw = np.random.default_rng(0)
-    seeds, positions, tokens = draw.integers(0, 2**63 - 1, 500), draw.integers(0, 2**31, 500), draw.integers(0, 2**18, 500)
+    seeds, positions, tokens = (
+        draw.integers(0, 2**63 - 1, 500),
+        draw.integers(0, 2**31, 500),
+        draw.integers(0, 2**18, 500),
+    )
     ours = gumbel(torch.from_numpy(seeds), torch.from_numpy(positions), torch.from_numpy(tokens)).numpy()
     np.testing.assert_allclose(ours, noise(seeds, positions, tokens), rtol=1e-12)
 

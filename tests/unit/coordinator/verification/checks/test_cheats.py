@@ -50,7 +50,11 @@ def add_noise(source: Path, target: Path, share: float) -> Path:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
     true = build_tiny_model(folder / "true")
-    return {TRUE: true, OTHER: build_tiny_model(folder / "other", seed=1), NOISY: add_noise(true, folder / "noisy", 0.03)}
+    return {
+        TRUE: true,
+        OTHER: build_tiny_model(folder / "other", seed=1),
+        NOISY: add_noise(true, folder / "noisy", 0.03),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +86,17 @@ def judge(claims: list[Claim], models: ResidentModels) -> list[Verdict]:
     return [run_checks(claim, found[key], DEFAULTS) for key, claim in enumerate(claims)]
 
 
-def proven(claim: Claim, models: ResidentModels, **lies: object) -> Claim:
-    """The claim with proofs and log-probs of an honest forward over its tokens: only the draw can give it away."""
-    found: PrefillResult = prefill_rollouts([to_prefill(claim)], models)[0]
-    proofs = tuple(toploc.build_proofs(found.hidden_bits_TD[span.start : span.end]) for span in claim.rollout.spans)
-    return alter(claim, **{"proofs": proofs, "logprobs": tuple(map(float, found.logprobs_T)), **lies})
+def proven(claims: list[Claim], models: ResidentModels) -> list[Claim]:
+    """The claims with proofs and log-probs of an honest forward over their tokens: only the draw can give them away."""
+    found = prefill_rollouts([to_prefill(claim, key) for key, claim in enumerate(claims)], models)
+    return [
+        alter(
+            claim,
+            proofs=tuple(toploc.build_proofs(found[key].hidden_bits_TD[s.start : s.end]) for s in claim.rollout.spans),
+            logprobs=tuple(map(float, found[key].logprobs_T)),
+        )
+        for key, claim in enumerate(claims)
+    ]
 
 
 def other_token(token: int) -> int:
@@ -112,10 +122,12 @@ def test_honest_rollouts_at_other_temperatures_pass(folders: dict[str, Path], mo
 
 def test_random_tokens(honest: list[Claim], models: ResidentModels) -> None:
     made_up = [with_tokens(claim, [other_token(t) for t in claim.rollout.token_ids]) for claim in honest]
-    made_up = [alter(c, stop_reason=StopReason.LENGTH) for c in made_up if len(c.rollout.token_ids) == c.sampling.max_tokens]
+    made_up = [
+        alter(c, stop_reason=StopReason.LENGTH) for c in made_up if len(c.rollout.token_ids) == c.sampling.max_tokens
+    ]
     assert len(made_up) > 15
     assert reasons(judge(made_up, models)) == {RejectionReason.PROOF}
-    assert reasons(judge([proven(claim, models) for claim in made_up], models)) == {RejectionReason.SEED}
+    assert reasons(judge(proven(made_up, models), models)) == {RejectionReason.SEED}
 
 
 @pytest.mark.parametrize("digest", [OTHER, NOISY], ids=["another-model", "3-percent-noise"])
@@ -145,7 +157,7 @@ def test_one_edited_token(honest: list[Claim], models: ResidentModels, place: in
             tokens[place] = other_token(tokens[place])
             edited.append(alter(with_tokens(claim, tokens), stop_reason=StopReason.LENGTH))
     assert {verdict.outcome for verdict in judge(edited, models)} == {Outcome.REJECTED}
-    assert reasons(judge([proven(claim, models) for claim in edited], models)) == {RejectionReason.SEED}
+    assert reasons(judge(proven(edited, models), models)) == {RejectionReason.SEED}
 
 
 def test_another_prompt(honest: list[Claim], models: ResidentModels) -> None:
@@ -170,7 +182,9 @@ def test_lying_logprobs(honest: list[Claim], models: ResidentModels) -> None:
 
 
 def test_another_version_claimed(honest: list[Claim], models: ResidentModels) -> None:
-    lying = [alter(claim, spans=tuple(replace(s, manifest_digest=OTHER) for s in claim.rollout.spans)) for claim in honest]
+    lying = [
+        alter(claim, spans=tuple(replace(s, manifest_digest=OTHER) for s in claim.rollout.spans)) for claim in honest
+    ]
     assert reasons(judge(lying, models)) == {RejectionReason.PROOF}
 
 
@@ -188,7 +202,7 @@ def test_eos_put_where_the_model_would_go_on(honest: list[Claim], models: Reside
     eos = claim.sampling.eos_token_ids[0]
     cut = with_tokens(claim, (*claim.rollout.token_ids[:4], eos))
     cut = alter(cut, spans=(replace(claim.rollout.spans[0], end=5),), stop_reason=StopReason.EOS)
-    flattering = proven(cut, models)
+    [flattering] = proven([cut], models)
     assert reasons(judge([flattering], models)) == {RejectionReason.SEED}
     found = prefill_rollouts([to_prefill(flattering)], models)[0]
     strict = replace(DEFAULTS, eos_logprob_min=float(found.logprobs_T[-1]) + 0.1)

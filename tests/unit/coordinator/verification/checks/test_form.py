@@ -1,6 +1,7 @@
 """Form and termination: what is refused before any model runs, and in which words."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def make_form_claim(tokens: int = LIMIT, *, eos: bool = False, borders: tuple[in
     """A claim of right form; its proofs commit to random activations."""
     ids = [1 + index % 40 for index in range(tokens - eos)] + [EOS] * eos
     edges = [0, *borders, tokens]
-    spans = tuple(VersionSpan(v, f"sha256:{v}", a, b) for v, (a, b) in enumerate(zip(edges, edges[1:], strict=False)))
+    spans = tuple(VersionSpan(v, f"sha256:{v}", a, b) for v, (a, b) in enumerate(pairwise(edges)))
     hidden_TD = np.random.default_rng(0).integers(0x3E00, 0x4100, (tokens, HIDDEN)).astype(np.uint16)
     rollout = Rollout(
         run_id="run",
@@ -82,19 +83,22 @@ MALFORMED = {
     "logprob infinite": (alter(BASE, logprobs=(-1.0,) * 69 + (float("-inf"),)), "log-prob of token 69 is -inf"),
     "logprob positive": (alter(BASE, logprobs=(0.5,) + (-1.0,) * 69), "log-prob of token 0 is 0.5"),
     "mask too short": (alter(BASE, segments=(Segment(Author.MODEL, TOKENS, (True,)),)), "a loss mask of 1"),
-    "mask false": (alter(BASE, segments=(Segment(Author.MODEL, TOKENS, (False,) * 70),)), "must be true on the model's"),
+    "mask false": (
+        alter(BASE, segments=(Segment(Author.MODEL, TOKENS, (False,) * 70),)),
+        "must be true on the model's",
+    ),
     "environment invented": (
         alter(BASE, segments=(Segment(Author.ENVIRONMENT, (3,), (False,)), Segment.by_model(TOKENS[1:]))),
         "1 environment segments came, which are not the 0",
     ),
     "span gap": (alter(BASE, spans=(replace(SPAN, start=1),)), "must begin at 0"),
-    "span short": (alter(BASE, spans=(replace(SPAN, end=69),)), "cover \\[0, 69\\) of 70"),
+    "span short": (alter(BASE, spans=(replace(SPAN, end=69),)), "cover [0, 69) of 70"),
     "span empty": (alter(BASE, spans=(replace(SPAN, end=0), SPAN)), "hold at least one token"),
     "span same version": (
         alter(BASE, spans=(replace(SPAN, end=32), replace(SPAN, start=32)), proofs=(PROOFS[:1], PROOFS[1:])),
         "must ascend",
     ),
-    "no spans": (alter(BASE, spans=(), proofs=()), "cover \\[0, 0\\) of 70"),
+    "no spans": (alter(BASE, spans=(), proofs=()), "cover [0, 0) of 70"),
     "proof lists missing": (alter(BASE, proofs=()), "0 lists of proofs came for 1 spans"),
     "proofs too few": (alter(BASE, proofs=(PROOFS[:2],)), "came with 2 proofs; it takes 3"),
     "proofs too many": (alter(BASE, proofs=((*PROOFS, PROOFS[0]),)), "came with 4 proofs; it takes 3"),
@@ -112,8 +116,7 @@ MALFORMED = {
 def test_malformed_rollouts_are_rejected_in_words(claim: Claim, message: str) -> None:
     verdict = run_checks(claim, None, DEFAULTS)
     assert (verdict.outcome, verdict.reason) == (Outcome.REJECTED, RejectionReason.FORM)
-    with pytest.raises(AssertionError, match=message):
-        raise AssertionError(verdict.detail)
+    assert message in verdict.detail
 
 
 def test_environment_segments_are_what_the_environment_wrote() -> None:
