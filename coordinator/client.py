@@ -20,7 +20,7 @@ import grpc
 
 from protocol.errors import BadSignature, OurFault, UserError, WorkerFault
 from protocol.lease import Commitment
-from protocol.rollout import RolloutGroup, SamplingParams
+from protocol.rollout import RejectionReason, RolloutGroup, SamplingParams
 from protocol.signing import CHALLENGE, RECEIPT, Identity, SignedEnvelope, open_envelope
 from protocol.terms import PROTOCOL_MAX, PROTOCOL_MIN, WELL_KNOWN_PATH, RunTerms, parse_terms
 from protocol.wire import envelope_from_wire, envelope_to_wire, group_from_wire, sampling_from_wire
@@ -127,6 +127,8 @@ def _refusal(error: grpc.aio.AioRpcError) -> Exception:
         return BadSignature(detail)
     if reason is not None:
         return WorkerFault(str(reason), detail)
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:  # gRPC itself refused the message, and always will
+        return WorkerFault(RejectionReason.FORM, detail)
     return UserError(f"the coordinator refused: {detail}")
 
 

@@ -6,6 +6,7 @@ Relative paths are relative to the run file. Unknown fields are refused by name,
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from coordinator.leasing import Scheduling
 from protocol.errors import UserError, explain_validation
 from protocol.signing import public_key
+
+_RUN_ID_LENGTH = 64
 
 
 class _Section(BaseModel):
@@ -184,6 +187,12 @@ def _resolve(run_file: RunFile, folder: Path) -> RunFile:
             "model": run_file.model.model_copy(update={"path": folder / run_file.model.path}),
         }
     )
+
+
+def make_run_id(name: str, suffix: str) -> str:
+    """An id that manifests and folders can carry, made of the run's name and a suffix that is unique."""
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-") or "run"
+    return f"{slug[: _RUN_ID_LENGTH - len(suffix) - 1]}-{suffix}"
 
 
 def model_shape(path: Path) -> tuple[int, int]:

@@ -37,7 +37,11 @@ async def set_standing(url: str, worker: str, reason: str, *, banned: bool) -> s
     prefix = worker if worker.startswith(KEY_ID_PREFIX) else KEY_ID_PREFIX + worker
     async with _opened(url) as db, db.write() as connection:
         found = (
-            (await connection.execute(select(t.workers.c.worker_id).where(t.workers.c.worker_id.startswith(prefix, autoescape=True))))
+            (
+                await connection.execute(
+                    select(t.workers.c.worker_id).where(t.workers.c.worker_id.startswith(prefix, autoescape=True))
+                )
+            )
             .scalars()
             .all()
         )

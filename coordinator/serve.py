@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from coordinator.admission import Limits
-from coordinator.config import RunFile, model_shape
+from coordinator.config import RunFile, make_run_id, model_shape
 from coordinator.dashboard.views import Views
 from coordinator.feeding import Feeding
 from coordinator.grpc_server import Listener, serve_trainer, serve_workers
@@ -60,7 +60,7 @@ async def serve(
     try:
         run = await run_store.load_or_begin(
             db,
-            run_id=f"{run_file.run.name}-{secrets.token_hex(4)}"[:64],
+            run_id=make_run_id(run_file.run.name, secrets.token_hex(4)),
             name=run_file.run.name,
             secret=secrets.token_bytes(32),
             trainer_key=run_file.run.trainer_key,

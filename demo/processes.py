@@ -111,5 +111,10 @@ class Processes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in reversed(self.all):
-            process.stop()
+        """Stop everything, the last started first; a second Ctrl-C does not leave processes behind."""
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            for process in reversed(self.all):
+                process.stop()
+        finally:
+            signal.signal(signal.SIGINT, before)

@@ -46,7 +46,9 @@ def _environment_class(name: str) -> Any:
     except (ImportError, AttributeError) as error:
         raise UserError(f"cannot load the environment {name!r}: {error}") from error
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
-        raise UserError(f"the environment {name!r} must be a dataclass with the methods of environments.base.Environment")
+        raise UserError(
+            f"the environment {name!r} must be a dataclass with the methods of environments.base.Environment"
+        )
     return cls
 
 

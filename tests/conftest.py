@@ -13,7 +13,6 @@ import pytest
 from tests.postgres import Postgres, find_binaries
 
 
-
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     """A server for the session, started when the first test asks. Missing binaries fail in CI and skip on a laptop."""

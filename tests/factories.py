@@ -31,7 +31,9 @@ COORDINATOR = make_identity(1)
 TRAINER = make_identity(2)
 
 
-def make_version(version: int, *, run_id: str = RUN_ID, signer: Identity = TRAINER, content: str = "") -> SignedEnvelope:
+def make_version(
+    version: int, *, run_id: str = RUN_ID, signer: Identity = TRAINER, content: str = ""
+) -> SignedEnvelope:
     """A signed manifest of one small file; other `content` gives another digest."""
     data = f"weights {version} {content}".encode()
     shard = Shard(0, 0, len(data), Digest.of(data))

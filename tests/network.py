@@ -36,6 +36,8 @@ class Network:
             {
                 "HF_HUB_OFFLINE": "1",
                 "OMP_NUM_THREADS": "1",
+                "OMP_WAIT_POLICY": "PASSIVE",
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                 "VLLM_CPU_KVCACHE_SPACE": "1",
                 "TOKENIZERS_PARALLELISM": "false",
                 "ROLLSWARM_WORKER_CONCURRENCY": "8",

@@ -23,6 +23,7 @@ class WorkerConfig(BaseSettings):
 
     home: Path = Field(default_factory=default_home)
     name: str = Field(default_factory=lambda: platform.node()[:64] or "worker", max_length=64)
+    dtype: str = Field("auto", pattern="^(auto|bfloat16|float32)$")
     concurrency: int = Field(8, ge=1, le=256)
     max_model_len: int | None = Field(None, ge=8)
     kv_cache_gib: float | None = Field(None, gt=0)

@@ -72,4 +72,5 @@ def panel(status: Status, terms: RunTerms, worker: str) -> Any:
     table.add_row("Credits", f"{status.credits} verified tokens   {status.strikes} strikes")
     if status.last_reason:
         table.add_row("Last reason", Text(status.last_reason, style="yellow"))
-    return Panel(table, title=f"{terms.name} · {terms.model}", subtitle=f"worker {worker}", expand=False)
+    title = Text(f"{terms.name} · {terms.model}")  # Text: what the coordinator says is never markup
+    return Panel(table, title=title, subtitle=f"worker {worker}", expand=False)

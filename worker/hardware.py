@@ -1,4 +1,4 @@
-"""What this machine is, in words for the operator."""
+"""What this machine is, in words for the operator, and what arithmetic suits it."""
 
 from __future__ import annotations
 
@@ -21,3 +21,16 @@ def describe() -> str:
         return f"{platform.machine()} CPU, {os.cpu_count()} cores"[:128]
     names = [name.strip() for name in listed if name.strip()]
     return ", ".join(f"{names.count(name)}× {name}" for name in dict.fromkeys(names))[:128]
+
+
+def native_dtype() -> str:
+    """The dtype to compute in: bfloat16 where there is a GPU or a CPU with bf16 units, else float32.
+
+    The weights are bf16 either way, and float32 only rounds less. On a CPU that emulates bf16 it is several times faster
+    (measured for SmolLM2 on AVX2: 15 against 92 GFLOP/s in matrix products).
+    """
+    import torch
+
+    if torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
+        return "bfloat16"
+    return "float32"

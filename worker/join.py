@@ -19,7 +19,7 @@ from shardcast.client import ShardcastClient
 from worker import console
 from worker.config import WorkerConfig
 from worker.engine import Engine
-from worker.hardware import describe
+from worker.hardware import describe, native_dtype
 from worker.loop import Worker
 from worker.outbox import Outbox
 from worker.pins import check_pins
@@ -126,6 +126,7 @@ def vllm_engine(config: WorkerConfig, terms: RunTerms) -> Engine:
     return VllmEngine(
         VllmEngineConfig(
             max_num_seqs=config.concurrency,
+            dtype=native_dtype() if config.dtype == "auto" else config.dtype,
             max_model_len=config.max_model_len or terms.max_prompt_tokens + terms.max_tokens,
             enforce_eager=config.enforce_eager,
             kv_cache_gib=config.kv_cache_gib,
@@ -138,4 +139,4 @@ def reference_engine(config: WorkerConfig, terms: RunTerms) -> Engine:
     """transformers, one sequence at a time: slow, and the definition of what is right. For tests."""
     from worker.reference_engine import ReferenceEngine
 
-    return ReferenceEngine()
+    return ReferenceEngine(native_dtype() if config.dtype == "auto" else config.dtype)

@@ -33,6 +33,7 @@ def join(
     coordinator: CoordinatorUrl,
     home: Home = None,
     name: Annotated[str | None, typer.Option("--name", help="Shown on the dashboard.")] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="auto, bfloat16 or float32.")] = None,
     concurrency: Annotated[int | None, typer.Option("--concurrency", help="Samples generated at once.")] = None,
     max_model_len: Annotated[
         int | None, typer.Option("--max-model-len", help="Prompt plus completion, in tokens.")
@@ -60,6 +61,7 @@ def join(
     config = _config(
         home=home,
         name=name,
+        dtype=dtype,
         concurrency=concurrency,
         max_model_len=max_model_len,
         kv_cache_gib=kv_cache_gib,

@@ -18,12 +18,12 @@ def check_pins(folder: Path, url: str, terms: RunTerms) -> bool:
     path = folder / f"{sha256(url.rstrip('/').encode()).hexdigest()[:16]}.json"
     keys = {"url": url, "coordinator_key": terms.coordinator_key, "trainer_key": terms.trainer_key}
     try:
-        pinned = json.loads(path.read_text())
+        pinned = dict(json.loads(path.read_text()))
     except FileNotFoundError:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.write_text(json.dumps(keys, indent=1) + "\n")
         return True
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(
             f"the pinned keys in {path} can't be read ({error}): delete the file to pin them anew"
         ) from error

@@ -1,6 +1,7 @@
 """Verification: prefill a claimed rollout under the exact versions, and check what the worker says against it.
 
 replay      which token the issued seed selects, for many positions at once
+weights     reading a version's folder, and a module to put it into
 prefill     one version's model: hidden states, log-probs, entropies, seed margins
 resident    which versions are in memory; rollouts whose tokens come from several versions
 thresholds  what an honest run may differ by, as measured

@@ -21,9 +21,14 @@ from coordinator.verification.resident import PrefillRequest, ResidentModels, pr
 from coordinator.verification.thresholds import DEFAULTS, Thresholds
 from environments.sandbox import Scorer
 from protocol.errors import OurFault, RollswarmError, SourceFault
-from protocol.rollout import Author, Outcome, SamplingParams, Task, Verdict, VersionSpan
+from protocol.rollout import Author, Outcome, RejectionReason, SamplingParams, Task, Verdict, VersionSpan
 
 log = logging.getLogger(__name__)
+
+# Failures that numerics alone might explain.
+_STATISTICAL = frozenset(
+    {RejectionReason.PROOF, RejectionReason.LOGPROB, RejectionReason.SEED, RejectionReason.TERMINATION}
+)
 
 Fetch = Callable[[int, str], Awaitable[Path]]
 
@@ -53,12 +58,12 @@ class Judge:
         if self._settings.thresholds:
             self._thresholds = Thresholds.from_mapping(self._settings.thresholds)
         self._folders: dict[str, Path] = {}
-        self._models = ResidentModels(
-            lambda digest: self._folders[digest],
-            max_resident=self._settings.resident_versions,
-            dtype=getattr(torch, self._settings.dtype),
-            device=device,
-        )
+        self._models = self._resident(getattr(torch, self._settings.dtype), self._settings.resident_versions, device)
+        self._exact_models = self._resident(torch.float32, 1, device)
+
+    def _resident(self, dtype: torch.dtype, versions: int, device: str) -> ResidentModels:
+        """Nothing is loaded before it is needed."""
+        return ResidentModels(lambda digest: self._folders[digest], max_resident=versions, dtype=dtype, device=device)
 
     async def judge(self, pending: Sequence[PendingRollout]) -> dict[str, Verdict]:
         """A verdict for each rollout id."""
@@ -95,22 +100,30 @@ class Judge:
         return int.from_bytes(drawn[:8], "big") < self._settings.audit_fraction * 2**64
 
     async def _audit(self, items: Sequence[PendingRollout]) -> dict[str, Verdict]:
-        """Prefill and check. If the batch fails, each rollout is tried alone, so that none takes others down with it."""
+        """Prefill and check; the verdicts of those whose weights can't be had are INCONCLUSIVE."""
         ready, found = await self._with_weights(items)
         if not ready:
             return found
-        try:
-            measured = await asyncio.to_thread(self._prefill, ready)
-        except OurFault as error:
-            if len(ready) == 1:
-                return found | {ready[0].rollout_id: inconclusive(error)}
-            log.warning("a batch failed (%s); trying its rollouts one by one", error, extra={"action": "prefill_error"})
-            for item in ready:
-                found |= await self._audit([item])
-            return found
-        for item in ready:
-            found[item.rollout_id] = self._check(item, measured[item.rollout_id])
+        found |= await self._measured(ready, self._models)
+        # A statistical failure gets a second look by exact arithmetic before it counts as evidence.
+        doubtful = [item for item in ready if found[item.rollout_id].reason in _STATISTICAL]
+        if doubtful:
+            found |= await self._measured(doubtful, self._exact_models)
         return found
+
+    async def _measured(self, items: Sequence[PendingRollout], models: ResidentModels) -> dict[str, Verdict]:
+        """Verdicts by these models. If the batch fails, each is tried alone, so that none takes others down with it."""
+        try:
+            measured = await asyncio.to_thread(self._prefill, items, models)
+        except OurFault as error:
+            if len(items) == 1:
+                return {items[0].rollout_id: inconclusive(error)}
+            log.warning("a batch failed (%s); trying its rollouts one by one", error, extra={"action": "prefill_error"})
+            alone: dict[str, Verdict] = {}
+            for item in items:
+                alone |= await self._measured([item], models)
+            return alone
+        return {item.rollout_id: self._check(item, measured[item.rollout_id]) for item in items}
 
     async def _with_weights(self, items: Sequence[PendingRollout]) -> tuple[list[PendingRollout], dict[str, Verdict]]:
         """Those whose versions are on disk now, and verdicts for the others."""
@@ -131,7 +144,7 @@ class Judge:
         if known is None or not known.exists():
             self._folders[span.manifest_digest] = await self._fetch(span.version, span.manifest_digest)
 
-    def _prefill(self, items: Sequence[PendingRollout]) -> Mapping[Any, PrefillResult]:
+    def _prefill(self, items: Sequence[PendingRollout], models: ResidentModels) -> Mapping[Any, PrefillResult]:
         requests = [
             PrefillRequest(
                 item.rollout_id,
@@ -143,7 +156,7 @@ class Judge:
             )
             for item in items
         ]
-        return prefill_rollouts(requests, self._models)
+        return prefill_rollouts(requests, models)
 
     def _check(self, item: PendingRollout, measured: PrefillResult) -> Verdict:
         try:

@@ -180,9 +180,7 @@ async def test_an_incomplete_group_past_its_deadline_is_dropped_with_too_few(
     assert [lease.sample_id for lease in await run.lease(bob, 1)] == ["g1-0"], "nothing more is made for it"
 
 
-async def test_what_is_purged_before_it_is_served_is_not_served(
-    run: StoredRun, alice: Identity, bob: Identity
-) -> None:
+async def test_what_is_purged_before_it_is_served_is_not_served(run: StoredRun, alice: Identity, bob: Identity) -> None:
     from coordinator import verdicts
 
     await run.work(alice, 1)

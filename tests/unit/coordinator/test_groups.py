@@ -27,9 +27,7 @@ def members(*versions: int) -> list[Member]:
     ],
 )
 def test_what_becomes_of_a_group(versions: tuple[int, ...], past_deadline: bool, expected: object) -> None:
-    decision = decide(
-        members(*versions), trainer_version=6, max_staleness=2, min_group=2, past_deadline=past_deadline
-    )
+    decision = decide(members(*versions), trainer_version=6, max_staleness=2, min_group=2, past_deadline=past_deadline)
     assert decision == expected
 
 

@@ -223,9 +223,7 @@ async def test_an_unregistered_key_is_refused_without_an_account(run: StoredRun,
     assert (await refused(run, stranger, run.envelope(stranger, lease))).reason == RejectionReason.LEASE
 
 
-async def test_a_rejected_samples_second_rollout_is_received(
-    run: StoredRun, alice: Identity, bob: Identity
-) -> None:
+async def test_a_rejected_samples_second_rollout_is_received(run: StoredRun, alice: Identity, bob: Identity) -> None:
     await run.work(alice, 1)
     await run.judge(rejected())
     await run.work(bob, 1)

@@ -161,9 +161,7 @@ async def test_who_gave_a_sample_up_gets_it_last(run: StoredRun, alice: Identity
     assert [again.sample_id for again in await run.lease(alice, 1)] == ["g0-0"]
 
 
-async def test_a_lone_worker_gets_back_what_it_gave_up_once_nothing_else_waits(
-    begin: Begin, alice: Identity
-) -> None:
+async def test_a_lone_worker_gets_back_what_it_gave_up_once_nothing_else_waits(begin: Begin, alice: Identity) -> None:
     run = await begin(groups_per_batch=1, max_staleness=0)
     leases = await run.lease(alice, 2)
     await run.leasing.give_back(alice.key_id, [lease.lease_id for lease in leases])
@@ -204,9 +202,7 @@ async def test_progress_that_shrinks_or_changes_ends_the_lease(
     assert await run.sample_state(lease.sample_id) == "waiting"
 
 
-async def test_what_began_under_a_version_that_is_too_old_is_revoked_at_renewal(
-    begin: Begin, alice: Identity
-) -> None:
+async def test_what_began_under_a_version_that_is_too_old_is_revoked_at_renewal(begin: Begin, alice: Identity) -> None:
     run = await begin(max_staleness=1)
     lease = await run.lease_one(alice)
     tokens = make_tokens(6)

@@ -17,7 +17,16 @@ from protocol.errors import UserError
 from protocol.ledger import Entry, EntryKind, fold
 from protocol.policy import PolicyVersion
 from protocol.signing import Identity
-from tests.factories import RUN_ID, SECRET, TRAINER, make_rollout, make_tokens, make_version, sign_rollout, version_digest
+from tests.factories import (
+    RUN_ID,
+    SECRET,
+    TRAINER,
+    make_rollout,
+    make_tokens,
+    make_version,
+    sign_rollout,
+    version_digest,
+)
 from tests.stored_run import StoredRun, accepted
 
 Begin = Callable[..., Awaitable[StoredRun]]
@@ -98,9 +107,7 @@ async def test_nothing_is_consumed_twice(run: StoredRun, alice: Identity) -> Non
     await run.pull(batch=0)
     await run.pull(batch=1)
     for batch in (0, 1):
-        await refuses(
-            run, t.consumptions.insert().values(rollout_id=first, batch=batch, staleness=0, trained=False)
-        )
+        await refuses(run, t.consumptions.insert().values(rollout_id=first, batch=batch, staleness=0, trained=False))
 
 
 async def test_a_rollout_is_credited_and_struck_once(run: StoredRun, alice: Identity) -> None:

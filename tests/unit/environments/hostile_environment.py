@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from protocol.rollout import Task
@@ -62,7 +63,7 @@ class Hostile:
             return 1.0
 
     def _write(self, argument: str) -> float:
-        with open(argument, "w") as file:
+        with Path(argument).open("w") as file:
             file.write("x")
         return 1.0
 

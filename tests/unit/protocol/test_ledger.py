@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from protocol.ledger import BLAMELESS, FRAUD, Entry, EntryKind, Standing, entries_for_rejection, fold, is_newcomer
 from protocol.rollout import RejectionReason
 
-
 UNKNOWN = Standing()
 
 

@@ -13,15 +13,15 @@ from trainer.batching import TrainSequence, pack, sequences_of
 from trainer.logprobs import completion_logprobs
 
 VOCABULARY = 40
-SIZES = dict(
-    vocab_size=VOCABULARY,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    tie_word_embeddings=False,
-)
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": False,
+}
 
 
 def tiny_model(kind: str = "llama", attention: str = "sdpa"):

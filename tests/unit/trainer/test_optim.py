@@ -87,7 +87,9 @@ def test_the_state_of_another_model_is_refused():
         Optimizer([parameter([1.0]), parameter([1.0])], OptimizerSettings()).load_state_dict(state)
 
 
-@pytest.mark.parametrize("settings", [{"lr": 0.0}, {"max_grad_norm": -1.0}, {"betas": (0.9, 1.0)}, {"warmup_steps": -1}])
+@pytest.mark.parametrize(
+    "settings", [{"lr": 0.0}, {"max_grad_norm": -1.0}, {"betas": (0.9, 1.0)}, {"warmup_steps": -1}]
+)
 def test_settings_that_make_no_sense_are_refused(settings):
     with pytest.raises(UserError, match="optimizer"):
         OptimizerSettings(**settings)

@@ -1,0 +1,395 @@
+"""The clients against real gRPC servers on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from coordinator.client import Backoff, TrainerClient, WorkerClient, fetch_terms
+from coordinator.grpc_server import Listener, serve_trainer, serve_workers
+from coordinator.metrics import Metrics
+from coordinator.service import TrainerService, WorkerService, peer_address, poll
+from coordinator.store import tables as t
+from protocol.errors import BadSignature, OurFault, UserError, WorkerFault
+from protocol.lease import Commitment
+from protocol.rollout import RejectionReason, SamplingParams, token_digest
+from protocol.signing import Identity
+from protocol.terms import WELL_KNOWN_PATH
+from protocol.wire import rollout_id
+from tests.factories import (
+    EOS,
+    MAX_TOKENS,
+    RUN_ID,
+    SECRET,
+    TEMPERATURE,
+    make_identity,
+    make_rollout,
+    make_terms,
+    make_tokens,
+    make_version,
+    sign_rollout,
+    version_digest,
+)
+from tests.stored_run import StoredRun
+
+TOKEN = "the-trainers-token"
+STRANGER = make_identity(50)
+
+
+class ShiftedService(WorkerService):
+    """Its clock can be set forward, for the next look at it."""
+
+    shift_s = 0.0
+
+    async def clock(self) -> float:
+        shift, self.shift_s = self.shift_s, 0.0
+        return await super().clock() + shift
+
+
+class Servers:
+    """Both listeners of one coordinator, on ports that stay the same over restarts."""
+
+    def __init__(self, run: StoredRun) -> None:
+        self.run = run
+        self.port = free_port()
+        self.listener: Listener | None = None
+        self.service = ShiftedService(
+            run.db,
+            run_id=RUN_ID,
+            secret=SECRET,
+            leasing=run.leasing,
+            intake=run.intake,
+            temperature=TEMPERATURE,
+            eos_token_ids=(EOS,),
+            metrics=Metrics(),
+        )
+        self.outages: list[str] = []
+        self.away = asyncio.Event()
+        self._clients: list[WorkerClient | TrainerClient] = []
+
+    async def start(self, max_payload_bytes: int = 1 << 20) -> None:
+        self.listener = await serve_workers(
+            self.service, secret=SECRET, host="127.0.0.1", port=self.port, max_payload_bytes=max_payload_bytes
+        )
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        if self.listener is not None:
+            await self.listener.server.stop(grace_s)
+            self.listener = None
+
+    def worker(self, identity: Identity = STRANGER, **terms: Any) -> WorkerClient:
+        client = WorkerClient(
+            make_terms(grpc_endpoints=(f"127.0.0.1:{self.port}",), **terms),
+            identity,
+            name="w",
+            hardware="h",
+            software="s",
+            on_outage=self._note,
+        )
+        self._clients.append(client)
+        return client
+
+    def trainer(self, port: int, token: str = TOKEN) -> TrainerClient:
+        client = TrainerClient(f"127.0.0.1:{port}", token, on_outage=self._note)
+        self._clients.append(client)
+        return client
+
+    def _note(self, text: str) -> None:
+        self.outages.append(text)
+        self.away.set()
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.close()
+        await self.stop()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest_asyncio.fixture
+async def servers(sqlite_url: str) -> AsyncIterator[Servers]:
+    run = await StoredRun.begin(sqlite_url)
+    servers = Servers(run)
+    await servers.start()
+    yield servers
+    await servers.close()
+    await run.db.close()
+
+
+@pytest_asyncio.fixture
+async def trainer_port(servers: Servers) -> AsyncIterator[int]:
+    run = servers.run
+    service = TrainerService(run.feeding, run_id=RUN_ID, temperature=TEMPERATURE, scheduling=run.scheduling)
+    listener = await serve_trainer(service, token=TOKEN, host="127.0.0.1", port=0)
+    yield listener.port
+    await listener.stop(0)
+
+
+async def test_a_worker_registers_by_itself_and_leases(servers: Servers) -> None:
+    client = servers.worker()
+    (lease,), head, reason = await client.acquire(1, 0, 0.0)
+    assert (lease.sample_id, lease.min_version, head, reason) == ("g0-0", 0, 0, "")
+    assert lease.sampling == SamplingParams(TEMPERATURE, MAX_TOKENS, (EOS,))
+    assert bytes(lease.prompt_token_ids).decode() == "0 + 1 ="
+    row = await servers.run.row(t.workers)
+    assert (row.worker_id, row.name, row.hardware, row.software) == (STRANGER.key_id, "w", "h", "s")
+    assert row.address == "127.0.0.1"
+    sample = await servers.run.row(t.samples, t.samples.c.sample_id == "g0-0")
+    assert lease.seed == sample.seed
+
+
+async def test_a_whole_life_of_a_rollout(servers: Servers) -> None:
+    client = servers.worker()
+    (lease,), _, _ = await client.acquire(1, 0, 0.0)
+    tokens = make_tokens(6)
+    commitment = Commitment(2, token_digest(tokens[:2]), 0)
+    renewed, head = await client.renew({lease.lease_id: commitment, "unknown": Commitment()})
+    assert (renewed[lease.lease_id][1], head) == ("", 0)
+    assert renewed[lease.lease_id][0] >= lease.deadline
+    assert renewed["unknown"][1] == "there is no such lease of yours"
+    envelope = sign_rollout(make_rollout(lease.lease_id, lease.sample_id, tokens=tokens), STRANGER)
+    receipt = await client.submit(envelope)
+    assert receipt.rollout_id == rollout_id(envelope.payload)
+    assert await client.submit(envelope) == receipt
+    assert (await client.standing()).pending == 1
+    await servers.run.judge()
+    standing = await client.standing()
+    assert (standing.credits, standing.accepted, standing.pending) == (6, 1, 0)
+    assert [notice.outcome for notice in standing.verdicts] == ["accepted"]
+
+
+async def test_leases_are_given_back(servers: Servers) -> None:
+    client = servers.worker()
+    leases, _, _ = await client.acquire(2, 0, 0.0)
+    assert await client.give_back([lease.lease_id for lease in leases], "shutdown") == 2
+    assert await client.give_back([lease.lease_id for lease in leases], "shutdown") == 0
+
+
+async def test_a_refusal_carries_its_reason(servers: Servers) -> None:
+    client = servers.worker()
+    with pytest.raises(WorkerFault) as caught:
+        await client.submit(sign_rollout(make_rollout("unknown"), STRANGER))
+    assert (caught.value.reason, caught.value.detail) == (RejectionReason.LEASE, "there is no such lease in this run")
+
+
+async def test_a_banned_worker_hears_why(servers: Servers) -> None:
+    client = servers.worker()
+    await client.register()
+    await servers.run.change(t.workers, banned=True, ban_reason="forged proofs")
+    with pytest.raises(WorkerFault, match="this key is banned: forged proofs"):
+        await client.acquire(1, 0, 0.0)
+    standing = await client.standing()
+    assert (standing.banned, standing.ban_reason) == (True, "forged proofs")
+
+
+async def test_a_receipt_of_another_coordinator_is_not_believed(servers: Servers) -> None:
+    client = servers.worker(coordinator_key=make_identity(77).key_id)
+    (lease,), _, _ = await client.acquire(1, 0, 0.0)
+    with pytest.raises(BadSignature):
+        await client.submit(sign_rollout(make_rollout(lease.lease_id, lease.sample_id), STRANGER))
+
+
+async def test_a_token_that_ran_out_is_replaced(servers: Servers) -> None:
+    client = servers.worker()
+    assert len((await client.acquire(1, 0, 0.0))[0]) == 1
+    servers.service.shift_s = 901.0
+    assert len((await client.acquire(1, 0, 0.0))[0]) == 1
+    assert servers.service.shift_s == 0.0
+
+
+async def test_many_calls_at_once_register_once(servers: Servers) -> None:
+    client = servers.worker()
+    await asyncio.gather(*(client.standing() for _ in range(5)))
+    assert len(await servers.run.rows(t.workers)) == 1
+
+
+async def test_another_run_behind_the_same_address_is_said(servers: Servers) -> None:
+    with pytest.raises(UserError, match="join again"):
+        await servers.worker(run_id="older-run").register()
+
+
+async def test_a_coordinator_that_is_away_is_waited_for(servers: Servers) -> None:
+    client = servers.worker()
+    await servers.stop()
+    waiting = asyncio.create_task(client.acquire(1, 0, 0.0))
+    await asyncio.wait_for(servers.away.wait(), 20)
+    await servers.start()
+    leases, _, _ = await asyncio.wait_for(waiting, 30)
+    assert len(leases) == 1
+    assert len(servers.outages) == 1, "an outage is said once"
+
+
+async def test_a_long_poll_outlives_a_restart_of_the_coordinator(servers: Servers) -> None:
+    client = servers.worker()
+    while (await client.acquire(256, 0, 0.0))[0]:
+        pass
+    waiting = asyncio.create_task(client.acquire(1, 0, 25.0))
+    await client.standing()  # the long poll is on its way by now
+    await servers.stop(0)
+    await asyncio.wait_for(servers.away.wait(), 20)
+    await servers.start()
+    leases = await servers.run.rows(t.leases, t.leases.c.state == "live")
+    await servers.run.leasing.give_back(STRANGER.key_id, [leases[0].lease_id])
+    assert len((await asyncio.wait_for(waiting, 30))[0]) == 1
+
+
+async def test_patience_ends(servers: Servers) -> None:
+    client = servers.worker()
+    await servers.stop()
+    with pytest.raises(OurFault, match="away"):
+        await client.standing(patience_s=0.0)
+
+
+async def test_a_message_that_is_too_large_is_refused_for_good(servers: Servers) -> None:
+    await servers.stop()
+    await servers.start(max_payload_bytes=1024)
+    envelope = STRANGER.sign("rollout", bytes(100_000))
+    with pytest.raises(WorkerFault) as caught:
+        await servers.worker().submit(envelope)
+    assert caught.value.reason == RejectionReason.FORM
+
+
+async def test_a_port_in_use_is_the_users_mistake(servers: Servers) -> None:
+    with pytest.raises(UserError, match=r"server\.grpc_port"):
+        await serve_workers(servers.service, secret=SECRET, host="127.0.0.1", port=servers.port, max_payload_bytes=1024)
+
+
+async def test_the_trainer_learns_where_the_run_stands(servers: Servers, trainer_port: int) -> None:
+    client = servers.trainer(trainer_port)
+    state = await client.state()
+    assert (state.run_id, state.head_version, state.head_digest) == (RUN_ID, 0, version_digest(0))
+    assert (state.next_batch, state.groups_per_batch, state.max_staleness) == (0, 2, 1)
+    assert await client.announce(make_version(1)) == 1
+    assert (await client.state()).head_version == 1
+
+
+async def test_the_trainer_pulls_reports_and_acknowledges(servers: Servers, trainer_port: int) -> None:
+    client = servers.trainer(trainer_port)
+    assert await client.pull(batch=0, trainer_version=0, held=[], max_groups=2, wait_s=0.0) == []
+    await servers.run.join(STRANGER)
+    identifiers = await servers.run.work(STRANGER, 2)
+    waiting = asyncio.create_task(client.pull(batch=0, trainer_version=0, held=[], max_groups=2, wait_s=20.0))
+    await servers.run.judge()
+    (group,) = await asyncio.wait_for(waiting, 30)
+    assert [item.rollout_id for item in group.rollouts] == identifiers
+    assert await client.pull(batch=0, trainer_version=0, held=["g0"], max_groups=2, wait_s=0.0) == []
+    await client.report(
+        batch=0, trainer_version=0, optimizer_steps=1, metrics={"a": 1.0}, dropped={"b": 2}, trained=identifiers
+    )
+    assert await client.acknowledge(0) == 1
+    assert [row.trained for row in await servers.run.rows(t.consumptions)] == [True, True]
+    with pytest.raises(UserError, match="batch 0 is acknowledged"):
+        await client.pull(batch=0, trainer_version=0, held=[], max_groups=2, wait_s=0.0)
+
+
+async def test_a_version_that_leaves_a_gap_is_refused(servers: Servers, trainer_port: int) -> None:
+    with pytest.raises(UserError, match="the next policy version is 1"):
+        await servers.trainer(trainer_port).announce(make_version(5))
+
+
+async def test_a_wrong_trainer_token_is_said(servers: Servers, trainer_port: int) -> None:
+    with pytest.raises(BadSignature, match=r"trainer\.token"):
+        await servers.trainer(trainer_port, "wrong").state()
+
+
+async def test_trainer_calls_are_not_served_to_workers(servers: Servers) -> None:
+    with pytest.raises(UserError):
+        await servers.trainer(servers.port).state()
+
+
+Serve = Callable[[Callable[[web.Request], Awaitable[web.Response]]], Awaitable[str]]
+
+
+@pytest_asyncio.fixture
+async def serve() -> AsyncIterator[Serve]:
+    opened: list[TestServer] = []
+
+    async def _serve(handler: Callable[[web.Request], Awaitable[web.Response]]) -> str:
+        app = web.Application()
+        app.router.add_get(WELL_KNOWN_PATH, handler)
+        server = TestServer(app)
+        await server.start_server()
+        opened.append(server)
+        return str(server.make_url("/"))
+
+    yield _serve
+    for server in opened:
+        await server.close()
+
+
+async def test_terms_are_fetched_and_tried_again(serve: Serve) -> None:
+    statuses = [503, 200]
+    told: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(status=statuses.pop(0), text=make_terms().to_json())
+
+    assert await fetch_terms(await serve(handler), on_retry=told.append) == make_terms()
+    assert len(told) == 1 and "503" in told[0]
+
+
+@pytest.mark.parametrize("status", [301, 404, 403])
+async def test_an_address_without_terms_is_the_users_mistake(serve: Serve, status: int) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(status=status, headers={"Location": "/elsewhere"})
+
+    with pytest.raises(UserError, match=r"is .* a coordinator's URL"):
+        await fetch_terms(await serve(handler))
+
+
+@pytest.mark.parametrize("url", ["", "run.example", "ftp://run.example", "http://", "http://[bad"])
+async def test_what_is_no_url_is_the_users_mistake(url: str) -> None:
+    with pytest.raises(UserError):
+        await fetch_terms(url, patience_s=0.0)
+
+
+async def test_patience_with_an_absent_coordinator_ends() -> None:
+    with pytest.raises(UserError, match="check the URL"):
+        await fetch_terms(f"http://127.0.0.1:{free_port()}", patience_s=0.0)
+
+
+async def test_terms_without_an_endpoint_are_refused() -> None:
+    with pytest.raises(UserError, match="no gRPC endpoint"):
+        WorkerClient(make_terms(grpc_endpoints=()), STRANGER, name="", hardware="", software="")
+
+
+async def test_backing_off_grows_up_to_a_limit() -> None:
+    backoff = Backoff(0.001, 0.004)
+    seconds = [await backoff.pause() for _ in range(5)]
+    for waited, ceiling in zip(seconds, (0.001, 0.002, 0.004, 0.004, 0.004), strict=True):
+        assert ceiling / 2 <= waited <= ceiling
+    backoff.reset()
+    assert await backoff.pause() <= 0.001
+
+
+async def test_a_poll_ends_when_it_has_enough_or_its_time_is_over() -> None:
+    answers = iter([0, 0, 7])
+
+    async def attempt() -> int:
+        return next(answers)
+
+    assert await poll(attempt, bool, 20.0) == 7
+
+    async def nothing() -> int:
+        return 0
+
+    assert await poll(nothing, bool, 0.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [("ipv4:127.0.0.1:5000", "127.0.0.1"), ("ipv6:[::1]:5000", "[::1]"), ("unix:/tmp/socket", "unix:/tmp/socket")],
+)
+def test_the_address_of_a_peer(peer: str, address: str) -> None:
+    assert peer_address(peer) == address

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from aiohttp.test_utils import TestClient, TestServer
+from prometheus_client.parser import text_string_to_metric_families
+
+from coordinator.dashboard.chart import line_chart
+from coordinator.dashboard.views import Views
+from coordinator.metrics import Metrics
+from coordinator.store import tables as t
+from coordinator.store.database import Database
+from protocol.rollout import RejectionReason
+from protocol.signing import Identity
+from protocol.terms import WELL_KNOWN_PATH, RunTerms, parse_terms
+from tests.factories import make_terms
+from tests.stored_run import StoredRun, rejected
+
+EVIL = "<script>alert(1)</script>"
+
+
+async def read_terms() -> RunTerms:
+    return make_terms(name=EVIL)
+
+
+@pytest_asyncio.fixture
+async def client(run: StoredRun) -> AsyncIterator[TestClient[Any, Any]]:
+    async with TestClient(TestServer(Views(run.db, Metrics(), read_terms).application())) as client:
+        yield client
+
+
+async def use(run: StoredRun, alice: Identity, bob: Identity) -> None:
+    """A run in which something of every kind happened."""
+    await run.work(alice, 2)
+    await run.judge()
+    await run.pull()
+    await run.work(bob, 1)
+    await run.judge(rejected(RejectionReason.FORM, EVIL))
+    await run.work(alice, 1)
+    await run.change(t.workers, name=EVIL, hardware=EVIL)
+    await run.feeding.report(
+        batch=0,
+        trainer_version=0,
+        optimizer_steps=1,
+        metrics={"reward_mean": 0.5, "grad_norm": float("inf")},
+        dropped={},
+        trained=[],
+    )
+
+
+async def test_an_empty_run_has_a_page(client: TestClient[Any, Any]) -> None:
+    response = await client.get("/")
+    page = await response.text()
+    assert response.status == 200
+    assert page.count("active") == 2
+
+
+async def test_the_page_escapes_whatever_a_worker_says(
+    client: TestClient[Any, Any], run: StoredRun, alice: Identity, bob: Identity
+) -> None:
+    await use(run, alice, bob)
+    response = await client.get("/")
+    page = await response.text()
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 6, "name, hardware, ban reason, title"
+    assert "default-src 'none'" in response.headers["Content-Security-Policy"]
+    assert "<polyline" in page, "charts are drawn, not escaped"
+
+
+async def test_the_api_tells_the_run_in_json(
+    client: TestClient[Any, Any], run: StoredRun, alice: Identity, bob: Identity
+) -> None:
+    await use(run, alice, bob)
+    status = await (await client.get("/api/v1/status")).json()
+    assert (status["head_version"], status["live_leases"]) == (0, 0)
+    assert status["rollouts"] == {"served": 2, "rejected": 1, "pending": 1}
+    assert status["rejections"] == {"rejected:form": 1}
+    assert status["drops"] == {}
+    assert status["accepted_per_minute"] == 2
+    by_id = {worker["worker_id"]: worker for worker in status["workers"]}
+    assert (by_id[alice.key_id]["credits"], by_id[alice.key_id]["accepted"]) == (12, 2)
+    assert (by_id[bob.key_id]["banned"], by_id[bob.key_id]["strikes"]) == (True, 1)
+    assert [step["metrics"] for step in status["steps"]] == [{"reward_mean": 0.5}]
+    assert "ban" in {event["action"] for event in status["events"]}
+
+
+async def test_metrics_parse_and_say_the_same(
+    client: TestClient[Any, Any], run: StoredRun, alice: Identity, bob: Identity
+) -> None:
+    await use(run, alice, bob)
+    families = text_string_to_metric_families(await (await client.get("/metrics")).text())
+    values = {(sample.name, *sample.labels.values()): sample.value for family in families for sample in family.samples}
+    assert values[("rollswarm_policy_version",)] == 0
+    assert values[("rollswarm_rollouts", "served")] == 2
+    assert values[("rollswarm_rejections", "rejected:form")] == 1
+    assert values[("rollswarm_workers", "banned")] == 1
+    assert values[("rollswarm_workers", "active")] == 1
+    assert values[("rollswarm_credits",)] == 12
+
+
+async def test_a_gauge_that_no_longer_holds_disappears(
+    client: TestClient[Any, Any], run: StoredRun, alice: Identity
+) -> None:
+    await run.work(alice, 1)
+    assert 'rollswarm_rollouts{state="pending"} 1.0' in await (await client.get("/metrics")).text()
+    await run.judge()
+    assert 'state="pending"' not in await (await client.get("/metrics")).text()
+
+
+async def test_workers_find_the_terms_and_the_origin_what_to_keep(client: TestClient[Any, Any], run: StoredRun) -> None:
+    body = await (await client.get(WELL_KNOWN_PATH)).read()
+    assert parse_terms(body, "test") == make_terms(name=EVIL)
+    assert await (await client.get("/api/v1/versions/required")).json() == {"versions": [0]}
+
+
+async def test_the_style_sheet_is_served_and_nothing_beside_it(client: TestClient[Any, Any]) -> None:
+    assert (await client.get("/static/status.css")).status == 200
+    for path in ("/static/../views.py", "/static/%2e%2e/views.py", "/nothing"):
+        assert (await client.get(path)).status in (403, 404)
+
+
+async def test_health_follows_the_database(client: TestClient[Any, Any]) -> None:
+    response = await client.get("/healthz")
+    assert (response.status, await response.json()) == (200, {"status": "ok"})
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_health_is_503_when_the_database_is_gone(kind: str, tmp_path: Path) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path}" if kind == "sqlite" else "postgresql+asyncpg://x@127.0.0.1:1/x"
+    db = Database.open(url)
+    try:
+        async with TestClient(TestServer(Views(db, Metrics(), read_terms).application())) as client:
+            response = await client.get("/healthz")
+            assert (response.status, await response.json()) == (503, {"status": "database unreachable"})
+    finally:
+        await db.close()
+
+
+@pytest.mark.parametrize("values", [[1.0], [0.0, 0.0], [0.5, 1.5, -2.0]])
+def test_a_chart_stays_in_its_box(values: list[float]) -> None:
+    svg = line_chart(values, low=0.0, high=1.0)
+    points = svg.split('points="')[1].split('"')[0].split()
+    assert len(points) == len(values)
+    for point in points:
+        x, y = map(float, point.split(","))
+        assert 0 <= x <= 640 and 0 <= y <= 150
+
+
+def test_nothing_to_draw_draws_nothing() -> None:
+    assert line_chart([]) == ""

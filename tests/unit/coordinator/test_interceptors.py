@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from coordinator import tokens
+from coordinator.interceptors import (
+    REASON_METADATA,
+    ErrorInterceptor,
+    TrainerAuthInterceptor,
+    WorkerAuthInterceptor,
+    caller,
+)
+from protocol.errors import BadSignature, OurFault, UserError, WorkerFault
+from tests.factories import SECRET, make_identity
+
+NOW = 1_800_000_000.0
+ALICE = make_identity(11).key_id
+Call = Callable[..., Awaitable[bytes]]
+
+
+async def clock() -> float:
+    return NOW
+
+
+class Echo(grpc.GenericRpcHandler):
+    """Any method: `behaviour` decides, "caller" answers who calls."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+
+    def service(self, details: Any) -> Any:
+        return grpc.unary_unary_rpc_method_handler(self._answer)
+
+    async def _answer(self, request: bytes, context: Any) -> bytes:
+        if self.error is not None:
+            raise self.error
+        return caller.get("nobody").encode()
+
+
+@pytest_asyncio.fixture
+async def serve() -> AsyncIterator[Callable[..., Awaitable[tuple[Echo, Call]]]]:
+    opened: list[Any] = []
+
+    async def _serve(*interceptors: Any) -> tuple[Echo, Call]:
+        echo = Echo()
+        server = grpc.aio.server(interceptors=interceptors)
+        server.add_generic_rpc_handlers((echo,))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        opened.extend([channel, server])
+
+        async def call(method: str = "/rollswarm.v1.WorkerService/AcquireLeases", token: str | None = None) -> bytes:
+            metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+            return bytes(await channel.unary_unary(method)(b"", metadata=metadata, timeout=10))
+
+        return echo, call
+
+    yield _serve
+    for item in opened:
+        await (item.close() if isinstance(item, grpc.aio.Channel) else item.stop(None))
+
+
+async def refusal(call: Awaitable[bytes]) -> tuple[grpc.StatusCode, str, str | None]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    metadata = dict(caught.value.trailing_metadata() or ())
+    return caught.value.code(), caught.value.details() or "", metadata.get(REASON_METADATA)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "reason"),
+    [
+        (WorkerFault("lease", "the lease is expired"), grpc.StatusCode.FAILED_PRECONDITION, "lease"),
+        (WorkerFault("form", "too long"), grpc.StatusCode.INVALID_ARGUMENT, "form"),
+        (WorkerFault("lease", "this key is banned: spam"), grpc.StatusCode.PERMISSION_DENIED, "lease"),
+        (BadSignature("whose?"), grpc.StatusCode.UNAUTHENTICATED, "signature"),
+        (UserError("batch 0 is acknowledged"), grpc.StatusCode.FAILED_PRECONDITION, None),
+    ],
+)
+async def test_whose_fault_it_is_decides_the_status(
+    serve: Any, error: Exception, code: grpc.StatusCode, reason: str | None
+) -> None:
+    echo, call = await serve(ErrorInterceptor())
+    echo.error = error
+    detail = error.detail if isinstance(error, WorkerFault) else str(error)
+    assert await refusal(call()) == (code, detail, reason)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("secret path /etc"), OurFault("the disk is full")])
+async def test_our_own_failures_are_logged_and_never_shown(
+    serve: Any, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    echo, call = await serve(ErrorInterceptor())
+    echo.error = error
+    with caplog.at_level(logging.ERROR):
+        code, detail, _ = await refusal(call())
+    assert code is grpc.StatusCode.INTERNAL
+    assert str(error) not in detail
+    assert any(record.exc_info and record.exc_info[1] is error for record in caplog.records)
+
+
+async def test_a_token_names_the_caller(serve: Any) -> None:
+    _, call = await serve(ErrorInterceptor(), WorkerAuthInterceptor(SECRET, clock))
+    assert await call(token=tokens.make_token(SECRET, ALICE, NOW)) == ALICE.encode()
+
+
+@pytest.mark.parametrize(
+    "token", [None, "", "forged", tokens.make_token(bytes(32), ALICE, NOW), tokens.make_token(SECRET, ALICE, NOW - 901)]
+)
+async def test_without_a_good_token_no_call_gets_through(serve: Any, token: str | None) -> None:
+    _, call = await serve(ErrorInterceptor(), WorkerAuthInterceptor(SECRET, clock))
+    assert (await refusal(call(token=token)))[0] is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("method", ["GetChallenge", "Register"])
+async def test_registration_and_health_need_no_token(serve: Any, method: str) -> None:
+    _, call = await serve(ErrorInterceptor(), WorkerAuthInterceptor(SECRET, clock))
+    assert await call(f"/rollswarm.v1.WorkerService/{method}") == b"nobody"
+    assert await call("/grpc.health.v1.Health/Check") == b"nobody"
+
+
+async def test_the_private_listener_takes_one_token(serve: Any) -> None:
+    _, call = await serve(ErrorInterceptor(), TrainerAuthInterceptor("right"))
+    method = "/rollswarm.v1.TrainerService/PullGroups"
+    assert await call(method, token="right") == b"nobody"
+    for wrong in (None, "", "wrong", "right "):
+        code, detail, _ = await refusal(call(method, token=wrong))
+        assert code is grpc.StatusCode.UNAUTHENTICATED
+        assert "trainer.token" in detail

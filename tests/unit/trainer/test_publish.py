@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import trainer.publish as publish_module
+from protocol.errors import OurFault
+from protocol.manifest import manifest_digest, open_manifest
+from protocol.signing import SignedEnvelope
+from tests.factories import RUN_ID, TRAINER
+from trainer.publish import Publisher, snapshot, write_version
+
+
+class Tied(torch.nn.Module):
+    """A model whose head is its embedding and is in no state dict of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(4, 3)
+
+    def get_output_embeddings(self) -> torch.nn.Module:
+        return self.embed
+
+
+class Places:
+    """Coordinator and origin: who heard of a version, in which order."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, SignedEnvelope]] = []
+        self.failures = 0
+
+    async def announce(self, envelope: SignedEnvelope) -> int:
+        self.heard.append(("coordinator", envelope))
+        return 0
+
+    async def announce_at_origin(self, url: str, envelope: SignedEnvelope) -> bool:
+        if self.failures:
+            self.failures -= 1
+            raise OurFault("the origin is away")
+        self.heard.append((url, envelope))
+        return True
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    (folder / "onnx").mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json", "model.safetensors", "model.safetensors.index.json", "old.bin"):
+        (folder / name).write_text(name)
+    return folder
+
+
+@pytest.fixture
+def places(monkeypatch: pytest.MonkeyPatch) -> Places:
+    places = Places()
+    monkeypatch.setattr(publish_module, "announce", places.announce_at_origin)
+    return places
+
+
+@pytest.fixture
+def publisher(tmp_path: Path, model_folder: Path, places: Any) -> Publisher:
+    return Publisher(
+        places,
+        TRAINER,
+        run_id=RUN_ID,
+        model_folder=model_folder,
+        origin="http://origin",
+        origin_data=tmp_path / "origin",
+        shard_bytes=1 << 16,
+    )
+
+
+def state(value: float = 1.0) -> dict[str, torch.Tensor]:
+    return {"lm_head.weight": torch.full((4, 3), value, dtype=torch.bfloat16)}
+
+
+def test_a_snapshot_is_bf16_its_own_copy_and_has_a_head() -> None:
+    model = Tied()
+    taken = snapshot(model)
+    assert set(taken) == {"embed.weight", "lm_head.weight"}
+    assert {tensor.dtype for tensor in taken.values()} == {torch.bfloat16}
+    before = taken["embed.weight"].clone()
+    with torch.no_grad():
+        model.embed.weight.add_(1.0)
+    assert torch.equal(taken["embed.weight"], before)
+    assert torch.equal(taken["lm_head.weight"], before)
+    assert taken["lm_head.weight"].data_ptr() != taken["embed.weight"].data_ptr()
+
+
+def test_a_versions_folder_is_whole_without_the_old_weights(tmp_path: Path, model_folder: Path) -> None:
+    write_version(state(), model_folder, tmp_path / "version")
+    assert {path.name for path in (tmp_path / "version").iterdir()} == {
+        "config.json",
+        "tokenizer.json",
+        "model.safetensors",
+    }
+    assert torch.equal(
+        load_file(tmp_path / "version" / "model.safetensors")["lm_head.weight"], state()["lm_head.weight"]
+    )
+
+
+async def test_the_coordinator_hears_of_a_version_before_the_origin(publisher: Publisher, places: Places) -> None:
+    digest = await publisher.publish(state(), 3)
+    (first, envelope), (second, again) = places.heard
+    assert (first, second) == ("coordinator", "http://origin")
+    assert envelope == again
+    manifest = open_manifest(envelope, (TRAINER.key_id,))
+    assert (manifest.run_id, manifest.policy_version) == (RUN_ID, 3)
+    assert digest == manifest_digest(envelope.payload)
+
+
+async def test_the_same_weights_are_the_same_version_again(publisher: Publisher) -> None:
+    digest = await publisher.publish(state(), 0)
+    assert await publisher.publish(state(), 0) == digest
+    assert await publisher.digest_of(state(), 0) == digest
+    assert await publisher.digest_of(state(2.0), 0) != digest
+    assert await publisher.digest_of(state(), 1) != digest
+
+
+async def test_an_origin_that_is_away_is_waited_for(
+    publisher: Publisher, places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coordinator.client import Backoff
+
+    monkeypatch.setattr(publish_module, "Backoff", lambda: Backoff(0.001, 0.001))
+    places.failures = 2
+    await publisher.publish(state(), 0)
+    assert [where for where, _ in places.heard] == ["coordinator", "http://origin"]
+
+
+async def test_versions_go_out_one_after_the_other_in_the_background(publisher: Publisher, places: Places) -> None:
+    for version in range(3):
+        await publisher.begin(state(float(version)), version)
+    await publisher.finish()
+    await publisher.finish()
+    versions = [open_manifest(envelope, (TRAINER.key_id,)).policy_version for _, envelope in places.heard]
+    assert versions == [0, 0, 1, 1, 2, 2]
+
+
+async def test_what_failed_in_the_background_is_raised(publisher: Publisher, places: Places) -> None:
+    async def refuse(envelope: SignedEnvelope) -> int:
+        raise OurFault("no")
+
+    places.announce = refuse  # type: ignore[method-assign]
+    await publisher.begin(state(), 0)
+    with pytest.raises(OurFault, match="no"):
+        await publisher.finish()
+    await publisher.finish()
+
+
+async def test_nothing_is_left_of_the_scratch_folder(publisher: Publisher, tmp_path: Path) -> None:
+    await asyncio.gather(publisher.publish(state(), 0), publisher.digest_of(state(), 1))
+    assert list((tmp_path / "origin" / "scratch").iterdir()) == []
