@@ -70,7 +70,7 @@ def admit(
     form = _FORM(Claim(rollout, (), sampling, 0, limits.vocab_size, limits.hidden_size))
     if not form.passed:
         return Refused(RejectionReason.FORM, form.detail)
-    if not lease_rules.extends(lease.commitment, rollout.token_ids):
+    if not lease_rules.honours(lease, rollout.token_ids):
         return Refused(
             RejectionReason.COMMITMENT, f"does not begin with the {lease.commitment.length} tokens committed before"
         )

@@ -88,9 +88,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             await workers.register(
                 connection,
                 worker_id=envelope.key_id,
-                name=request.name[:64],
-                hardware=request.hardware[:128],
-                software=request.software[:64],
+                name=printable(request.name, 64),
+                hardware=printable(request.hardware, 128),
+                software=printable(request.software, 64),
                 address=peer_address(context.peer()),
                 at=at,
             )
@@ -283,3 +283,8 @@ def peer_address(peer: str) -> str:
     """The address part of gRPC's peer string ("ipv4:127.0.0.1:5000" → "127.0.0.1")."""
     kind, _, rest = peer.partition(":")
     return rest.rpartition(":")[0] if kind in ("ipv4", "ipv6") else peer[:64]
+
+
+def printable(text: str, length: int) -> str:
+    """What a stranger says of itself, without control characters (a database or a terminal would choke on them)."""
+    return "".join(character for character in text if character.isprintable())[:length]

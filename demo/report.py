@@ -56,7 +56,10 @@ def _facts(connection: sqlite3.Connection, honest: str, cheater: str) -> dict[st
     def one(statement: str, *values: Any) -> int:
         return int(connection.execute(statement, values).fetchone()[0] or 0)
 
-    accepted = "SELECT count(*) FROM verdicts v JOIN rollouts r USING (rollout_id) WHERE v.outcome = 'accepted' AND r.worker_id = ?"
+    accepted = (
+        "SELECT count(*) FROM verdicts v JOIN rollouts r USING (rollout_id) "
+        "WHERE v.outcome = 'accepted' AND r.worker_id = ?"
+    )
     rejected = "SELECT rejected FROM workers WHERE worker_id = ?"
     return {
         "policy_versions": one("SELECT count(*) FROM policy_versions"),

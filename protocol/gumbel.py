@@ -119,8 +119,9 @@ def _candidates(scaled_BV: NDArray[np.float32], prefix_B: NDArray[np.uint32]) ->
     if not np.isfinite(bound_B).all():
         raise ValueError("logits are not finite: the seed selects no token")
     hashes_BV = _finish(prefix_B[:, None], _token_keys(scaled_BV.shape[1]))
-    # 2⁻³² · h ≤ u; the slack covers float32 rounding here, so that the pilot itself always passes
-    reach_BV = np.exp(scaled_BV - (bound_B - np.log(1.001 * 2.0**32)).astype(np.float32)[:, None])
+    # 2⁻³² · h ≤ u; the slack covers float32 rounding here, so that the pilot itself always passes.
+    # Beyond e^88 float32 ends; every hash is below that.
+    reach_BV = np.exp(np.minimum(scaled_BV - (bound_B - np.log(1.001 * 2.0**32)).astype(np.float32)[:, None], 88.0))
     kept = np.flatnonzero(hashes_BV < reach_BV)
     rows, ids = np.divmod(kept, scaled_BV.shape[1])
     scores = scaled_BV[rows, ids] + _gumbel(hashes_BV[rows, ids])

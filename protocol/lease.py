@@ -19,6 +19,7 @@ from protocol.rollout import RejectionReason, token_digest
 _DIGEST_BYTES = 32
 # What the database can hold; anything near it is nonsense.
 _LENGTH_MAX = 2**31 - 1
+_COMMITMENTS_MAX = 4096
 _VERSION_MAX = 2**63 - 1
 
 
@@ -47,7 +48,11 @@ class Commitment:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A sample in a worker's hands. `min_version`: oldest policy version that may generate any of its tokens."""
+    """A sample in a worker's hands. `min_version`: oldest policy version that may generate any of its tokens.
+
+    `commitment` is the newest, `earlier` those before it: the submission must extend every one of them, since a digest
+    by itself does not show that it extends the one before.
+    """
 
     lease_id: str
     sample_id: str
@@ -56,6 +61,7 @@ class Lease:
     deadline: float
     state: LeaseState = LeaseState.LIVE
     commitment: Commitment = Commitment()
+    earlier: tuple[Commitment, ...] = ()
 
 
 def is_live(lease: Lease, now: float) -> bool:
@@ -79,12 +85,20 @@ def renew(lease: Lease, progress: Commitment, *, now: float, term: float, oldest
             f"{progress.length} tokens now, but {lease.commitment.length} were committed before",
         )
     if progress.length > _LENGTH_MAX or progress.version > _VERSION_MAX:
-        raise WorkerFault(RejectionReason.COMMITMENT, f"{progress.length} tokens of version {progress.version} are absurd")
+        raise WorkerFault(
+            RejectionReason.COMMITMENT, f"{progress.length} tokens of version {progress.version} are absurd"
+        )
     if progress.length and len(progress.digest) != _DIGEST_BYTES:
         raise WorkerFault(RejectionReason.COMMITMENT, f"a digest of {len(progress.digest)} bytes commits to nothing")
     if progress.length == lease.commitment.length and progress.length and progress.digest != lease.commitment.digest:
         raise WorkerFault(RejectionReason.COMMITMENT, "other tokens than those committed before")
-    return replace(lease, deadline=now + term, commitment=replace(progress, version=_first(lease, progress).version))
+    earlier = lease.earlier
+    if 0 < lease.commitment.length < progress.length:
+        earlier = (*earlier, lease.commitment)
+    if len(earlier) > _COMMITMENTS_MAX:
+        raise WorkerFault(RejectionReason.COMMITMENT, f"more than {_COMMITMENTS_MAX} commitments to one sample")
+    newest = replace(progress, version=_first(lease, progress).version)
+    return replace(lease, deadline=now + term, commitment=newest, earlier=earlier)
 
 
 def _first(lease: Lease, progress: Commitment) -> Commitment:
@@ -95,6 +109,11 @@ def _born_before(lease: Lease, progress: Commitment, oldest: int) -> bool:
     """Was anything committed under a version that is no longer admissible?"""
     first = _first(lease, progress)
     return first.length > 0 and first.version < oldest
+
+
+def honours(lease: Lease, token_ids: tuple[int, ...]) -> bool:
+    """Do these tokens extend everything that was committed under this lease?"""
+    return all(extends(commitment, token_ids) for commitment in (*lease.earlier, lease.commitment))
 
 
 def extends(commitment: Commitment, token_ids: tuple[int, ...]) -> bool:

@@ -79,7 +79,7 @@ def load_latest(root: Path) -> tuple[Checkpoint, list[str]] | None:
 
     Raises UserError if there are checkpoints and none of them is whole: starting anew is not for us to decide.
     """
-    damaged = []
+    damaged: list[str] = []
     for folder in _folders(root):
         try:
             return load_checkpoint(folder), damaged

@@ -74,15 +74,18 @@ class Trainer:
         publisher = self._publisher(state)
         position = await self._begin(state, model, optimizer, publisher)
         stepper = Stepper(model, loss, optimizer, self._config, state.temperature)
-        while position.version < self._config.versions and not self._stop.is_set():
-            groups = await self._pull(position, state.groups_per_batch)
-            if groups is None:
-                break
-            result = await asyncio.to_thread(stepper.step, groups, position.version)
-            self._require_healthy(optimizer)
-            await self._after_step(position, result, model, optimizer, publisher)
-            on_step(position.batch, result)
-        await publisher.finish()
+        try:
+            while position.version < self._config.versions and not self._stop.is_set():
+                groups = await self._pull(position, state.groups_per_batch)
+                if groups is None:
+                    break
+                result = await asyncio.to_thread(stepper.step, groups, position.version)
+                self._require_healthy(optimizer)
+                await self._after_step(position, result, model, optimizer, publisher)
+                on_step(position.batch, result)
+            await publisher.finish()
+        finally:
+            await publisher.settle()
         await self._checkpoint(position, model, optimizer)
 
     def _publisher(self, state: RunState) -> Publisher:

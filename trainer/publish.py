@@ -24,6 +24,7 @@ from shardcast.publish import announce, build_manifest, stage
 
 log = logging.getLogger(__name__)
 
+_SETTLE_S = 10.0
 # Whatever a model folder holds besides its weights goes along with every version, so that each is whole by itself.
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".safetensors.index.json")
 
@@ -84,6 +85,14 @@ class Publisher:
         running, self._running = self._running, None
         if running is not None:
             await running
+
+    async def settle(self) -> None:
+        """The trainer is failing: give what is being published a moment to get out, then drop it (a restart repeats it)."""
+        running, self._running = self._running, None
+        if running is not None:
+            await asyncio.wait({running}, timeout=_SETTLE_S)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
 
     async def digest_of(self, state: Mapping[str, torch.Tensor], version: int) -> str:
         """The manifest digest that these weights would have as `version`."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Float, event, func, literal_column, select
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from protocol.errors import UserError
@@ -92,11 +92,6 @@ async def now(connection: AsyncConnection) -> float:
     else:
         expression = func.extract("epoch", func.clock_timestamp())
     return float((await connection.execute(select(expression))).scalar_one())
-
-
-def is_unreachable(error: BaseException) -> bool:
-    """Is this a database that can't be reached (as against a wrong statement)?"""
-    return isinstance(error, OperationalError | ConnectionError | OSError)
 
 
 def _prepare_sqlite(engine: AsyncEngine) -> None:

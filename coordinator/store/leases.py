@@ -18,6 +18,7 @@ def _lease(row: Row) -> Lease:
         deadline=row.deadline,
         state=LeaseState(row.state),
         commitment=Commitment(row.committed_length, row.committed_digest, row.committed_version),
+        earlier=tuple(Commitment(length, bytes.fromhex(digest)) for length, digest in row.earlier_commitments),
     )
 
 
@@ -46,6 +47,7 @@ async def insert(connection: AsyncConnection, lease: Lease, at: float) -> None:
             committed_length=0,
             committed_digest=b"",
             committed_version=0,
+            earlier_commitments=[],
         )
     )
     await connection.execute(
@@ -66,6 +68,7 @@ async def save(connection: AsyncConnection, lease: Lease) -> None:
             committed_length=lease.commitment.length,
             committed_digest=lease.commitment.digest,
             committed_version=lease.commitment.version,
+            earlier_commitments=[[each.length, each.digest.hex()] for each in lease.earlier],
         )
     )
 

@@ -143,6 +143,7 @@ leases = Table(
     Column("committed_length", Integer, nullable=False, default=0),
     Column("committed_digest", LargeBinary, nullable=False, default=b""),
     Column("committed_version", BigInteger, nullable=False, default=0),
+    Column("earlier_commitments", JSON, nullable=False, default=list),  # [length, digest in hex], oldest first
     # One live lease per sample, kept by the database itself.
     Index("uq_leases_live_sample", "sample_id", unique=True, **_when("state = 'live'")),
     Index("ix_leases_state", "state", "deadline"),

@@ -166,6 +166,7 @@ def upgrade() -> None:
         sa.Column("committed_length", sa.Integer(), nullable=False),
         sa.Column("committed_digest", sa.LargeBinary(), nullable=False),
         sa.Column("committed_version", sa.BigInteger(), nullable=False),
+        sa.Column("earlier_commitments", sa.JSON(), nullable=False),
         sa.ForeignKeyConstraint(["sample_id"], ["samples.sample_id"], name=op.f("fk_leases_sample_id")),
         sa.ForeignKeyConstraint(["worker_id"], ["workers.worker_id"], name=op.f("fk_leases_worker_id")),
         sa.PrimaryKeyConstraint("lease_id", name=op.f("pk_leases")),

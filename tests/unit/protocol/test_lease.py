@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import WorkerFault
-from protocol.lease import Commitment, Lease, LeaseState, expire, extends, finish, is_live, renew
+from protocol.lease import Commitment, Lease, LeaseState, expire, extends, finish, honours, is_live, renew
 from protocol.rollout import RejectionReason, token_digest
 
 LEASE = Lease("lease", "g0-0", "worker", min_version=0, deadline=100.0)
@@ -100,3 +100,13 @@ def test_a_submission_must_begin_with_what_was_committed(tokens: list[int], leng
         assert not extends(committed, whole[: committed.length - 1])
         changed = (*whole[: committed.length - 1], other, *whole[committed.length :])
         assert extends(committed, changed) == (changed == whole)
+
+
+def test_every_commitment_binds_not_only_the_newest() -> None:
+    once = renewed(LEASE, commit((1, 2)))
+    other = renewed(once, commit((9, 9, 3)), now=60.0)  # no digest shows by itself that it extends the one before
+    assert not honours(other, (9, 9, 3, 4))
+    assert not honours(other, (1, 2, 3, 4))
+    honest = renewed(once, commit((1, 2, 3)), now=60.0)
+    assert honours(honest, (1, 2, 3, 4))
+    assert honest.earlier == (once.commitment,)
