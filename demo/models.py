@@ -37,7 +37,7 @@ _TINY_VOCABULARY = 128
 # probability: room to learn, and right answers enough among 16 samples to learn from.
 _TEACHING_STEPS = 300
 _TEACHING_RATE, _SPOILING_RATE = 2e-3, 2e-4
-_SLOPPY = 0.25
+_SLOPPY = 0.32
 _SPOILING_STEPS = 100
 _SUMS_PER_STEP = 96
 _COUNTS_PER_STEP = 3

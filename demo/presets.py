@@ -9,12 +9,13 @@ from pathlib import Path
 
 from protocol.signing import Identity
 
-GAIN_FLOOR = 0.2  # the demo promises that the whole confidence interval of the gain lies above this
-
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """What differs between the presets. Lengths in tokens, `versions` to publish after version 0."""
+    """What differs between the presets. Lengths in tokens, `versions` to publish after version 0.
+
+    `gain_floor`: the demo promises that the whole confidence interval of the held-out gain lies above it.
+    """
 
     name: str
     model_name: str
@@ -27,12 +28,14 @@ class Preset:
     counting_tokens: int
     arithmetic_tokens: int
     checkpoint_every: int
+    concurrency: int
     kv_cache_gib: float
     max_model_len: int
     trainer_threads: int
     worker_threads: int
     verifier_threads: int
     time_limit_s: float
+    gain_floor: float
 
 
 PRESETS = {
@@ -40,7 +43,7 @@ PRESETS = {
         name="smollm2",
         model_name="SmolLM2-135M-Instruct",
         versions=16,
-        learning_rate=2.5e-5,
+        learning_rate=3e-5,
         groups_per_batch=8,
         group_size=16,
         max_staleness=2,
@@ -48,31 +51,35 @@ PRESETS = {
         counting_tokens=56,
         arithmetic_tokens=8,
         checkpoint_every=8,
+        concurrency=24,
         kv_cache_gib=0.5,
         max_model_len=160,
-        trainer_threads=2,
-        worker_threads=2,
+        trainer_threads=1,
+        worker_threads=1,
         verifier_threads=1,
         time_limit_s=1500.0,
+        gain_floor=0.2,
     ),
     "tiny": Preset(
         name="tiny",
         model_name="tiny-llama",
-        versions=12,
-        learning_rate=1e-3,
-        groups_per_batch=8,
+        versions=16,
+        learning_rate=1e-4,
+        groups_per_batch=16,
         group_size=16,
         max_staleness=2,
         counting_weight=0.06,
         counting_tokens=56,
         arithmetic_tokens=8,
         checkpoint_every=4,
+        concurrency=8,
         kv_cache_gib=0.25,
         max_model_len=160,
         trainer_threads=1,
         worker_threads=1,
         verifier_threads=1,
         time_limit_s=900.0,
+        gain_floor=0.05,
     ),
 }
 
@@ -122,7 +129,7 @@ group_size = {preset.group_size}
 min_group = {preset.group_size // 2}
 max_staleness = {preset.max_staleness}
 lease_term_s = 30.0
-group_deadline_s = 90.0
+group_deadline_s = 300.0
 newcomer_share = 0.5
 probation_rollouts = 32
 
@@ -139,7 +146,7 @@ max_tokens = {preset.counting_tokens}
 [verification]
 max_strikes = 3
 resident_versions = 3
-claim_rollouts = 32
+claim_rollouts = 96
 threads = {preset.verifier_threads}
 
 [server]

@@ -90,13 +90,15 @@ class Processes:
         self._environment = {**os.environ, **(environment or {})}
         self.all: list[Process] = []
 
-    def start(self, name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Process:
-        """Start `python -m …` with these arguments."""
+    def start(
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None, nice: int = 0
+    ) -> Process:
+        """Start `python -m …` with these arguments; `nice` lowers its priority."""
         log = self._folder / f"{name}.log"
         file = log.open("ab")
         file.truncate(0)
         popen = subprocess.Popen(
-            [sys.executable, "-m", *arguments],
+            ["nice", "-n", str(nice), sys.executable, "-m", *arguments],
             stdout=file,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from demo.presets import GAIN_FLOOR, Preset
+from demo.presets import Preset
 from trainer.evaluate import paired_difference
 
 _TAKEN = "('accepted', 'served', 'trained')"
@@ -95,7 +95,7 @@ def _series(connection: sqlite3.Connection, name: str) -> list[float]:
 def _checks(report: Mapping[str, Any], preset: Preset) -> dict[str, bool]:
     """What the demo promises, and whether it held."""
     return {
-        f"the gain's interval lies above {GAIN_FLOOR}": report["eval_gain_ci95"][0] > GAIN_FLOOR,
+        f"the gain's interval lies above {preset.gain_floor}": report["eval_gain_ci95"][0] > preset.gain_floor,
         "at least 10 policy versions": report["policy_versions"] >= 10,
         "a rollout with two spans was accepted": report["in_flight_swaps"] >= 1,
         "no honest rollout was rejected": report["honest_rejected"] == 0,

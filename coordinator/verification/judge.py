@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 _STATISTICAL = frozenset(
     {RejectionReason.PROOF, RejectionReason.LOGPROB, RejectionReason.SEED, RejectionReason.TERMINATION}
 )
+
+_SECOND_LOOKS = 2
 
 Fetch = Callable[[int, str], Awaitable[Path]]
 
@@ -64,6 +66,11 @@ class Judge:
     def _resident(self, dtype: torch.dtype, versions: int, device: str) -> ResidentModels:
         """Nothing is loaded before it is needed."""
         return ResidentModels(lambda digest: self._folders[digest], max_resident=versions, dtype=dtype, device=device)
+
+    async def warm_up(self, version: int, manifest_digest: str) -> None:
+        """Load a version before the first rollout asks for it. Raises SourceFault if it can't be had."""
+        await self._fetch_span(VersionSpan(version, manifest_digest, 0, 1))
+        await asyncio.to_thread(self._models.activate, manifest_digest)
 
     async def judge(self, pending: Sequence[PendingRollout]) -> dict[str, Verdict]:
         """A verdict for each rollout id."""
@@ -105,10 +112,19 @@ class Judge:
         if not ready:
             return found
         found |= await self._measured(ready, self._models)
-        # A statistical failure gets a second look by exact arithmetic before it counts as evidence.
-        doubtful = [item for item in ready if found[item.rollout_id].reason in _STATISTICAL]
-        if doubtful:
-            found |= await self._measured(doubtful, self._exact_models)
+        for doubtful in _by_worker(item for item in ready if found[item.rollout_id].reason in _STATISTICAL):
+            found |= await self._second_look(doubtful)
+        return found
+
+    async def _second_look(self, doubtful: Sequence[PendingRollout]) -> dict[str, Verdict]:
+        """A statistical failure counts as evidence only if exact arithmetic (float32) fails it too.
+
+        A cheat's failures are many and alike: where the first few of one worker stand, the others stand unseen.
+        """
+        found = await self._measured(doubtful[:_SECOND_LOOKS], self._exact_models)
+        rest = doubtful[_SECOND_LOOKS:]
+        if rest and any(verdict.outcome is not Outcome.REJECTED for verdict in found.values()):
+            found |= await self._measured(rest, self._exact_models)
         return found
 
     async def _measured(self, items: Sequence[PendingRollout], models: ResidentModels) -> dict[str, Verdict]:
@@ -193,3 +209,10 @@ class Judge:
 def inconclusive(error: Exception) -> Verdict:
     """Ours or an environment's failure."""
     return Verdict(Outcome.INCONCLUSIVE, detail=f"{getattr(error, 'fault', 'us')}: {error}", audited=False)
+
+
+def _by_worker(items: Iterable[PendingRollout]) -> list[list[PendingRollout]]:
+    workers: dict[str, list[PendingRollout]] = {}
+    for item in items:
+        workers.setdefault(item.worker_id, []).append(item)
+    return list(workers.values())

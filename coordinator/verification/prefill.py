@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 DEFAULT_TOKEN_BUDGET = 16_384
 DEFAULT_LOGITS_BYTES = 32 << 20
+# A batch is as wide as its longest completion: beyond this multiple of its shortest (and a few tokens that cost less than
+# another forward would), a new batch begins.
+_PADDED_MAX = 1.5
+_PADDED_FREE = 16
 _BUCKET_GROWTH = 1.25  # rollouts whose lengths differ by less share a batch: bounds padding to a quarter
 
 
@@ -216,13 +220,17 @@ def _fill(order: list[int], items: Sequence[PrefillItem], token_budget: int) -> 
     batch: list[int] = []
     prompt_width = completion_width = 0
     for index in order:
-        prompt_width = max(prompt_width, len(items[index].prompt_token_ids))
-        completion_width = max(completion_width, len(items[index].completion_token_ids))
-        if batch and (len(batch) + 1) * (prompt_width + completion_width) > token_budget:
+        prompt = len(items[index].prompt_token_ids)
+        completion = len(items[index].completion_token_ids)
+        width = max(prompt_width, prompt) + max(completion_width, completion)
+        # The order ascends: a batch's first completion is its shortest, up to a bucket.
+        padded = batch and completion > _PADDED_MAX * len(items[batch[0]].completion_token_ids) + _PADDED_FREE
+        if batch and (padded or (len(batch) + 1) * width > token_budget):
             yield batch
             batch = []
-            prompt_width = len(items[index].prompt_token_ids)
-            completion_width = len(items[index].completion_token_ids)
+            prompt_width = completion_width = 0
+        prompt_width = max(prompt_width, prompt)
+        completion_width = max(completion_width, completion)
         batch.append(index)
     if batch:
         yield batch

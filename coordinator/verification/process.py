@@ -25,7 +25,7 @@ from coordinator.store.run import Run
 from coordinator.tokenizer import RunTokenizer
 from coordinator.verification.judge import Judge
 from environments.sandbox import Scorer
-from protocol.errors import RollswarmError, UserError
+from protocol.errors import RollswarmError, SourceFault, UserError
 from protocol.rollout import Outcome, Verdict
 from shardcast.client import ShardcastClient
 
@@ -50,7 +50,9 @@ async def run_verifier(run_file: RunFile, *, cache: Path, device: str, stop: asy
         if not sources:
             raise UserError("shardcast.relays is empty: the verifier takes weights from there too")
         async with ShardcastClient(sources, (run.trainer_key,), cache, run_id=run.run_id) as client:
-            scorer = Scorer()
+            scorer = Scorer(
+                preload=[(section.kind or section.name, section.params) for section in run_file.environments]
+            )
             try:
                 judge = Judge(
                     run_file,
@@ -99,8 +101,10 @@ class Verifier:
 
     async def run(self, stop: asyncio.Event, client: ShardcastClient) -> None:
         """Work until `stop` is set; a database that is away is waited for."""
+        warm = False
         while not stop.is_set():
             try:
+                warm = warm or await self._warm_up()
                 pending = await self._claim()
                 if pending:
                     await self._judge_and_write(pending)
@@ -112,6 +116,19 @@ class Verifier:
                 log.exception("a round failed; its rollouts are claimed again later", extra={"action": "round_error"})
                 await asyncio.sleep(_DATABASE_RETRY_S)
             await asyncio.sleep(_IDLE_S)
+
+    async def _warm_up(self) -> bool:
+        """Load the head as soon as there is one, so that the first rollouts do not wait for it; whether it was done."""
+        async with self._db.read() as connection:
+            head = await versions.head(connection)
+        if head is None:
+            return False
+        try:
+            await self._judge.warm_up(head.version, head.manifest_digest)
+        except SourceFault as error:
+            log.warning("no weights yet: %s", error, extra={"action": "fetch_retry"})
+            return False
+        return True
 
     async def _claim(self) -> list[PendingRollout]:
         async with self._db.write() as connection:
