@@ -28,6 +28,7 @@ RUN pip install '.[coordinator]'
 USER rollswarm
 EXPOSE 7447 7448
 ENTRYPOINT ["coordinator"]
+# In the run file, server.host must be "0.0.0.0" for the ports to be reachable from outside the container.
 CMD ["serve", "--config", "/data/run.toml"]
 
 FROM base AS trainer

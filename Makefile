@@ -11,6 +11,7 @@ PRESET ?= smollm2
 help:
 	@echo "make demo [PRESET=tiny]   the whole network on this machine, about ten minutes"
 	@echo "make test                 all tests, real vLLM included"
+	@echo "make test-all             the same, and then the demo with its tiny model"
 	@echo "make check                linters, type checker, protobuf lint"
 	@echo "make protos               generate the gRPC stubs again"
 
@@ -23,10 +24,10 @@ $(STAMP): pyproject.toml deploy/install.sh
 	touch $(STAMP)
 
 test: setup
-	$(BIN)/python -m pytest -m "not slow"
-
-test-all: setup
 	$(BIN)/python -m pytest
+
+test-all: test
+	$(MAKE) demo PRESET=tiny
 
 demo: setup
 	$(BIN)/python -m demo.main --preset $(PRESET)

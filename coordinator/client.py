@@ -17,13 +17,14 @@ from typing import Any, TypeVar
 
 import aiohttp
 import grpc
+from google.protobuf.message import DecodeError
 
 from protocol.errors import BadSignature, OurFault, UserError, WorkerFault
 from protocol.lease import Commitment
 from protocol.rollout import RejectionReason, RolloutGroup, SamplingParams
 from protocol.signing import CHALLENGE, RECEIPT, Identity, SignedEnvelope, open_envelope
 from protocol.terms import PROTOCOL_MAX, PROTOCOL_MIN, WELL_KNOWN_PATH, RunTerms, parse_terms
-from protocol.wire import envelope_from_wire, envelope_to_wire, group_from_wire, sampling_from_wire
+from protocol.wire import envelope_from_wire, envelope_to_wire, group_from_wire, rollout_id, sampling_from_wire
 from protos.rollswarm.v1 import trainer_pb2, trainer_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -145,6 +146,19 @@ class LeasedSample:
     deadline: float
 
 
+def _leased(lease: worker_pb2.Lease, begun: float) -> LeasedSample:
+    """Raises ValueError for sampling parameters that are none."""
+    return LeasedSample(
+        lease_id=lease.lease_id,
+        sample_id=lease.sample_id,
+        prompt_token_ids=tuple(lease.prompt_token_ids),
+        sampling=sampling_from_wire(lease.sampling),
+        seed=lease.seed,
+        min_version=lease.min_version,
+        deadline=begun + lease.deadline_ms / 1000,
+    )
+
+
 class WorkerClient:
     """A worker's connection: registers by signing a challenge, renews its token by itself."""
 
@@ -200,18 +214,10 @@ class WorkerClient:
             ),
             timeout=wait_s + _CALL_TIMEOUT_S,
         )
-        leases = [
-            LeasedSample(
-                lease_id=lease.lease_id,
-                sample_id=lease.sample_id,
-                prompt_token_ids=tuple(lease.prompt_token_ids),
-                sampling=sampling_from_wire(lease.sampling),
-                seed=lease.seed,
-                min_version=lease.min_version,
-                deadline=begun + lease.deadline_ms / 1000,
-            )
-            for lease in answer.leases
-        ]
+        try:
+            leases = [_leased(lease, begun) for lease in answer.leases[:count]]
+        except ValueError as error:
+            raise OurFault(f"the coordinator granted a lease that is none: {error}") from None
         return leases, answer.head_version, answer.reason
 
     async def renew(self, progress: Mapping[str, Commitment]) -> tuple[dict[str, tuple[float, str]], int]:
@@ -242,12 +248,20 @@ class WorkerClient:
         return int(answer.returned)
 
     async def submit(self, envelope: SignedEnvelope, patience_s: float | None = None) -> worker_pb2.Receipt:
-        """Hand in a signed rollout and check the receipt. Raises WorkerFault with the reason if it is refused."""
+        """Hand in a signed rollout and check the receipt.
+
+        Raises WorkerFault with the reason if it is refused, OurFault for an answer that is no receipt of it.
+        """
         request = worker_pb2.SubmitRolloutRequest(rollout=envelope_to_wire(envelope))
         answer = await self._authorized(self._stub.SubmitRollout, request, patience_s=patience_s)
-        payload = open_envelope(envelope_from_wire(answer.receipt), RECEIPT, pinned=(self._terms.coordinator_key,))
         receipt = worker_pb2.Receipt()
-        receipt.ParseFromString(payload)
+        try:
+            signed = envelope_from_wire(answer.receipt)
+            receipt.ParseFromString(open_envelope(signed, RECEIPT, pinned=(self._terms.coordinator_key,)))
+        except (BadSignature, DecodeError) as error:
+            raise OurFault(f"the answer is no receipt of the coordinator: {error}") from None
+        if (receipt.run_id, receipt.rollout_id) != (self._terms.run_id, rollout_id(envelope.payload)):
+            raise OurFault(f"the answer is a receipt of something else: {receipt.rollout_id:.80}")
         return receipt
 
     async def standing(self, verdicts: int = 16, patience_s: float | None = None) -> worker_pb2.GetStandingResponse:

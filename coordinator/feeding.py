@@ -27,6 +27,7 @@ from protocol.signing import SignedEnvelope
 from protocol.wire import floats_from_bytes, rollout_from_payload
 
 _CANDIDATES = 64
+_ANSWER_TOKENS = 4 << 20  # some 14 bytes each; a message has at most 256 MiB, and one group may go over this
 
 
 class Feeding:
@@ -82,7 +83,18 @@ class Feeding:
                     break
                 if await self._offer(connection, group, batch, trainer_version, at):
                     assigned.append(group)
-            return [await self._load(connection, group) for group in assigned if group.group_id not in set(held)]
+            return await self._answer(connection, [group for group in assigned if group.group_id not in set(held)])
+
+    async def _answer(self, connection: AsyncConnection, wanted: Sequence[Row]) -> list[RolloutGroup]:
+        """As many groups as a message may hold, at least one; the trainer asks again for the others."""
+        answer: list[RolloutGroup] = []
+        tokens = 0
+        for group in wanted:
+            answer.append(await self._load(connection, group))
+            tokens += sum(len(item.rollout.token_ids) for item in answer[-1].rollouts)
+            if tokens >= _ANSWER_TOKENS:
+                break
+        return answer
 
     async def _open_batch(self, connection: AsyncConnection, batch: int, trainer_version: int, at: float) -> None:
         known = (await connection.execute(select(t.batches).where(t.batches.c.batch == batch))).first()

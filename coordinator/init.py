@@ -1,4 +1,4 @@
-"""`coordinator init`: a run folder that works as it is, with every field written out."""
+"""`coordinator init`: a run folder that works as it is, with the fields that one changes first written out."""
 
 from __future__ import annotations
 

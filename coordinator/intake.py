@@ -48,28 +48,25 @@ class Intake:
 
         Raises WorkerFault(reason, detail) if it is refused; the refusal is counted and, if it deserves one, struck.
         """
-        identifier = rollout_id(envelope.payload)
+        # Only what the worker's own key has signed can be held against it: a bearer token may be in other hands.
+        payload = open_envelope(envelope, ROLLOUT, pinned=(worker_id,))
+        identifier = rollout_id(payload)
         try:
-            rollout = self._open(worker_id, envelope)
-            return await self._store(worker_id, identifier, rollout, envelope)
+            if len(payload) > self._max_payload_bytes:
+                raise WorkerFault(RejectionReason.FORM, f"larger than {self._max_payload_bytes} bytes")
+            return await self._store(worker_id, identifier, rollout_from_payload(payload), envelope)
         except WorkerFault as fault:
-            if envelope.key_id == worker_id:  # nobody can be struck by an envelope that another key made
-                async with self._db.write() as connection:
-                    await verdicts.refuse(
-                        connection,
-                        worker_id=worker_id,
-                        rollout_id=identifier,
-                        reason=fault.reason,
-                        detail=fault.detail,
-                        at=await database.now(connection),
-                        max_strikes=self._max_strikes,
-                    )
+            async with self._db.write() as connection:
+                await verdicts.refuse(
+                    connection,
+                    worker_id=worker_id,
+                    rollout_id=identifier,
+                    reason=fault.reason,
+                    detail=fault.detail,
+                    at=await database.now(connection),
+                    max_strikes=self._max_strikes,
+                )
             raise
-
-    def _open(self, worker_id: str, envelope: SignedEnvelope) -> Rollout:
-        if len(envelope.payload) > self._max_payload_bytes:
-            raise WorkerFault(RejectionReason.FORM, f"larger than {self._max_payload_bytes} bytes")
-        return rollout_from_payload(open_envelope(envelope, ROLLOUT, pinned=(worker_id,)))
 
     async def _store(
         self, worker_id: str, identifier: str, rollout: Rollout, envelope: SignedEnvelope

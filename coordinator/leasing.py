@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator import dispatch
-from coordinator.store import database, groups, leases, rollouts, run, versions, workers
+from coordinator.store import database, events, groups, leases, rollouts, run, versions, workers
 from coordinator.store.database import Database
 from coordinator.store.groups import LeasableSample, NewGroup
 from protocol import lease as lease_rules
-from protocol.errors import WorkerFault
+from protocol.errors import EnvironmentFault, OurFault, WorkerFault
 from protocol.lease import Commitment, Lease, LeaseState
 from protocol.ledger import is_newcomer
 from protocol.policy import oldest_admissible
 from protocol.rollout import RejectionReason, Task
+
+_BAD_TASKS_MAX = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +83,14 @@ class Leasing:
         scheduling: Scheduling,
         environments: Sequence[EnvironmentShare],
         tokenize: Callable[[str], Sequence[int]],
+        max_prompt_tokens: int = 4096,
     ) -> None:
         self._db = db
         self._secret = secret
         self._scheduling = scheduling
         self._environments = {share.name: share for share in environments}
         self._tokenize = tokenize
+        self._max_prompt_tokens = max_prompt_tokens
 
     async def acquire(self, worker_id: str, wanted: int) -> Granted:
         """Grant up to `wanted` leases. Raises WorkerFault if the worker is banned or unknown."""
@@ -202,28 +206,58 @@ class Leasing:
         return [by_id[sample_id] for sample_id in dispatch.order_for_worker(list(by_id), held)][:count]
 
     async def _new_group(self, connection: AsyncConnection, at: float) -> None:
-        ordinal = await groups.next_ordinal(connection)
-        dispatched = await groups.count_by_environment(connection)
-        weights = {name: share.weight for name, share in self._environments.items()}
-        share = self._environments[dispatch.choose_environment(weights, dispatched)]
-        index = dispatched.get(share.name, 0)
-        task = share.make_task(index)
-        group_id = f"g{ordinal}"
-        await groups.insert(
-            connection,
-            NewGroup(
+        """Make the next group. A task that can't be made or asked is passed over, with an audit event.
+
+        Raises OurFault if too many in a row are: then the environment is broken, and its operator must look.
+        """
+        for _ in range(_BAD_TASKS_MAX):
+            ordinal = await groups.next_ordinal(connection)
+            dispatched = await groups.count_by_environment(connection)
+            weights = {name: share.weight for name, share in self._environments.items()}
+            share = self._environments[dispatch.choose_environment(weights, dispatched)]
+            index = dispatched.get(share.name, 0)
+            group_id = f"g{ordinal}"
+            try:
+                task, prompt = self._make_task(share, index)
+            except EnvironmentFault as fault:
+                problem = str(fault)
+                await groups.insert_skipped(connection, group_id, ordinal, share.name, index, at)
+                await events.record(
+                    connection,
+                    at=at,
+                    actor="coordinator",
+                    action="bad_task",
+                    subject=f"{share.name}/{index}",
+                    detail=problem,
+                )
+                continue
+            seeds = (dispatch.sample_seed(self._secret, f"{group_id}-{i}") for i in range(self._scheduling.group_size))
+            group = NewGroup(
                 group_id=group_id,
                 ordinal=ordinal,
                 environment=share.name,
                 task_index=index,
                 prompt=task.prompt,
-                prompt_token_ids=tuple(self._tokenize(task.prompt)),
+                prompt_token_ids=prompt,
                 reference=task.reference,
                 max_tokens=share.max_tokens,
-                seeds=tuple(
-                    dispatch.sample_seed(self._secret, f"{group_id}-{i}") for i in range(self._scheduling.group_size)
-                ),
+                seeds=tuple(seeds),
                 deadline=at + self._scheduling.group_deadline_s,
-            ),
-            at,
-        )
+            )
+            await groups.insert(connection, group, at)
+            return
+        raise OurFault(f"{_BAD_TASKS_MAX} tasks in a row could not be made, the last because {problem}")
+
+    def _make_task(self, share: EnvironmentShare, index: int) -> tuple[Task, tuple[int, ...]]:
+        """A task and its prompt's tokens. Raises EnvironmentFault, whatever the environment raised."""
+        try:
+            task = share.make_task(index)
+            prompt = tuple(self._tokenize(task.prompt))
+        except Exception as error:
+            raise EnvironmentFault(f"task {index} of {share.name} raised {type(error).__name__}: {error}") from error
+        if not 0 < len(prompt) <= self._max_prompt_tokens:
+            raise EnvironmentFault(
+                f"the prompt of task {index} of {share.name} has {len(prompt)} tokens; server.max_prompt_tokens admits "
+                f"1 to {self._max_prompt_tokens}"
+            )
+        return task, prompt

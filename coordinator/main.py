@@ -33,7 +33,7 @@ def init(
         list[str] | None, typer.Option("--relay", help="URL of a relay that workers use. May be repeated.")
     ] = None,
 ) -> None:
-    """Make a run folder: a run file with every field, the coordinator's key, the trainer's key."""
+    """Make a run folder: a run file, the coordinator's key, the trainer's key."""
     from coordinator.init import init_run
 
     path = init_run(folder, name=name, model=model, relays=tuple(relay or ()))

@@ -89,6 +89,7 @@ async def _serve_run(
         scheduling=scheduling,
         environments=environment_shares(run_file),
         tokenize=RunTokenizer(run_file.model.path).encode,
+        max_prompt_tokens=run_file.server.max_prompt_tokens,
     )
     intake = Intake(
         db,

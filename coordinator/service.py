@@ -28,7 +28,7 @@ from protocol.wire import envelope_from_wire, envelope_to_wire, group_to_wire, s
 from protos.rollswarm.v1 import trainer_pb2, trainer_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 MAX_WAIT_S = 30.0
-_POLL_S = 0.5
+_POLL_S = 0.7
 T = TypeVar("T")
 _MAX_LEASES = 256
 _MAX_RENEWALS = 1024

@@ -20,6 +20,19 @@ from protocol.wire import floats_to_bytes
 
 ALERT_AT_ATTEMPTS = 2
 GIVE_UP_AT_ATTEMPTS = 5
+RETRY_AFTER_S = 1.0  # then four times as long each time: an outage of a minute loses nothing
+
+
+async def give_up(connection: AsyncConnection, at: float) -> int:
+    """Drop what no verifier survives: rollouts whose last claim ran out without a verdict. How many there were."""
+    lost = await rollouts.abandoned(connection, at=at, attempts=GIVE_UP_AT_ATTEMPTS)
+    for row in lost:
+        detail = f"{row.attempts} claims ran out without a verdict"
+        await events.record(
+            connection, at=at, actor="verifier", action="inconclusive", subject=row.rollout_id, detail=detail
+        )
+        await rollouts.drop(connection, row, "inconclusive", at, sample_state="waiting")
+    return len(lost)
 
 
 async def record(
@@ -74,7 +87,7 @@ async def _postpone(connection: AsyncConnection, row: Row, verdict: Verdict, at:
     if attempts >= GIVE_UP_AT_ATTEMPTS:
         await rollouts.drop(connection, row, "inconclusive", at, sample_state="waiting")
         return
-    await rollouts.set_state(connection, [rollout_id], "pending")
+    await rollouts.postpone(connection, rollout_id, until=at + RETRY_AFTER_S * 4 ** (attempts - 1))
 
 
 async def _accept(connection: AsyncConnection, row: Row, at: float) -> None:
@@ -132,11 +145,13 @@ async def refuse(
     already = select(t.ledger.c.entry_id).where(t.ledger.c.rollout_id == rollout_id).limit(1)
     if (await connection.execute(already)).first() is not None:
         return  # a replay of the same bytes is one offence, not many
-    await events.count_drop(connection, at=at, reason=f"refused:{reason}", tokens=0, rollout_id=rollout_id)
     entries = entries_for_rejection(worker_id, rollout_id, RejectionReason(reason), detail, standing, max_strikes)
+    if not entries:
+        await events.count_refusal(connection, at=at, reason=f"refused:{reason}")
+        return
+    await events.count_drop(connection, at=at, reason=f"refused:{reason}", tokens=0, rollout_id=rollout_id)
     await workers.add_entries(connection, entries, at)
-    if entries:
-        await workers.count_rejection(connection, worker_id)
+    await workers.count_rejection(connection, worker_id)
     if any(entry.kind is EntryKind.BAN for entry in entries):
         await purge(connection, worker_id, at=at, actor="coordinator", why=entries[-1].note)
 

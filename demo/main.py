@@ -119,20 +119,32 @@ class Demo:
             {"OMP_NUM_THREADS": str(self._preset.trainer_threads)},
         )
         processes.start("verifier", ["coordinator.main", "verify", "--config", str(self._config)])
-        processes.start("honest-worker", ["worker.main", "join", *self._worker("honest")], threads, nice=_WORKER_NICE)
+        processes.start(
+            "honest-worker",
+            ["worker.main", "join", *self._worker("honest", self._preset.concurrency)],
+            threads,
+            nice=_WORKER_NICE,
+        )
         processes.start(
             "cheating-worker",
-            ["tests.adversary.cheating_worker", "--attack", _ATTACK, *self._worker("cheater")],
+            [
+                "tests.adversary.cheating_worker",
+                "--attack",
+                _ATTACK,
+                "--engine",
+                "reference",
+                *self._worker("cheater", 4),
+            ],
             threads,
             nice=_WORKER_NICE,
         )
         return trainer
 
-    def _worker(self, name: str) -> list[str]:
+    def _worker(self, name: str, concurrency: int) -> list[str]:
         preset = self._preset
         return [
             *("--coordinator", f"http://127.0.0.1:{self._ports.http}", "--home", str(self._folder / name)),
-            *("--name", name, "--enforce-eager", "--concurrency", str(preset.concurrency)),
+            *("--name", name, "--enforce-eager", "--concurrency", str(concurrency)),
             *("--kv-cache-gib", str(preset.kv_cache_gib), "--max-model-len", str(preset.max_model_len)),
         ]
 

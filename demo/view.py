@@ -26,7 +26,7 @@ class View:
         self._begun = time.monotonic()
         self._last_line = -_LINE_EVERY_S
 
-    def watch(self, read: Callable[[], dict[str, Any] | None], done: Callable[[], bool], pause_s: float = 2.0) -> None:
+    def watch(self, read: Callable[[], dict[str, Any] | None], done: Callable[[], bool], pause_s: float = 3.0) -> None:
         """Show what `read` gives until `done`."""
         if not sys.stdout.isatty():
             while not done():

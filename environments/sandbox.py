@@ -100,18 +100,21 @@ class _Child:
 
     async def _start(self) -> None:
         limits = (str(self._limits.memory_bytes), str(self._limits.cpu_seconds))
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "environments.scorer",
-            *limits,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env=clean_environ(),
-            cwd="/",
-            limit=MAX_MESSAGE_BYTES + LENGTH.size,
-        )
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "environments.scorer",
+                *limits,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                env=clean_environ(),
+                cwd="/",
+                limit=MAX_MESSAGE_BYTES + LENGTH.size,
+            )
+        except OSError as error:  # no memory, no process or no descriptor left
+            raise EnvironmentFault(f"the scoring process can't be started: {error}") from error
         answer = await self._exchange(encode({"preload": self._preload}), _START_SECONDS)
         if not answer.get("ready"):
             await self.kill()

@@ -1,1 +1,3 @@
-"""What every role must agree on: values and rules. No I/O, no clock, no randomness, no torch at import."""
+"""What every role must agree on: values and rules. No clock, no torch at import; I/O and randomness only in
+`keyfile` (key files) and `cli` (logs, errors, exit statuses).
+"""

@@ -11,7 +11,9 @@
 from __future__ import annotations
 
 import enum
+import struct
 from dataclasses import dataclass, replace
+from hashlib import sha256
 
 from protocol.errors import WorkerFault
 from protocol.rollout import RejectionReason, token_digest
@@ -97,7 +99,9 @@ def renew(lease: Lease, progress: Commitment, *, now: float, term: float, oldest
         earlier = (*earlier, lease.commitment)
     if len(earlier) > _COMMITMENTS_MAX:
         raise WorkerFault(RejectionReason.COMMITMENT, f"more than {_COMMITMENTS_MAX} commitments to one sample")
-    newest = replace(progress, version=_first(lease, progress).version)
+    # A digest of nothing is not kept: it may be of any size.
+    digest = progress.digest if progress.length else b""
+    newest = Commitment(progress.length, digest, _first(lease, progress).version)
     return replace(lease, deadline=now + term, commitment=newest, earlier=earlier)
 
 
@@ -112,8 +116,17 @@ def _born_before(lease: Lease, progress: Commitment, oldest: int) -> bool:
 
 
 def honours(lease: Lease, token_ids: tuple[int, ...]) -> bool:
-    """Do these tokens extend everything that was committed under this lease?"""
-    return all(extends(commitment, token_ids) for commitment in (*lease.earlier, lease.commitment))
+    """Do these tokens extend everything that was committed under this lease? Hashes every token once."""
+    hashed, done = sha256(), 0
+    for commitment in (*lease.earlier, lease.commitment):  # lengths ascend
+        if commitment.length > len(token_ids):
+            return False
+        added = token_ids[done : commitment.length]
+        hashed.update(struct.pack(f"<{len(added)}I", *added))
+        done = commitment.length
+        if commitment.length and hashed.digest() != commitment.digest:
+            return False
+    return True
 
 
 def extends(commitment: Commitment, token_ids: tuple[int, ...]) -> bool:

@@ -19,7 +19,7 @@ class EntryKind(enum.StrEnum):
 
 
 # Failures that no honest worker can produce: they ban at once.
-FRAUD: frozenset[str] = frozenset({RejectionReason.FORM, RejectionReason.SIGNATURE, RejectionReason.COMMITMENT})
+FRAUD: frozenset[str] = frozenset({RejectionReason.FORM, RejectionReason.SIGNATURE})
 # Failures that are the fault of timing, not of intent: they cost nothing but the work.
 BLAMELESS: frozenset[str] = frozenset({RejectionReason.STALE, RejectionReason.LEASE})
 

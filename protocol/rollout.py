@@ -34,7 +34,7 @@ class Outcome(enum.StrEnum):
 
 
 class RejectionReason(enum.StrEnum):
-    """One value per check, in the order in which the checks run."""
+    """Why a rollout is not taken: at the door (up to VERSION), or by a verifier. docs/protocol.md says what each costs."""
 
     FORM = "form"  # schema, vocabulary, lengths, sizes
     SIGNATURE = "signature"  # not signed by the worker that claims it
@@ -50,7 +50,7 @@ class RejectionReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How a completion is sampled: temperature only (top-p and top-k are refused, see docs/protocol.md)."""
+    """How a completion is sampled: temperature only (top-p and top-k are refused, see docs/run-file.md)."""
 
     temperature: float
     max_tokens: int

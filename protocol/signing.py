@@ -26,7 +26,6 @@ MANIFEST = "manifest"
 ROLLOUT = "rollout"
 RECEIPT = "receipt"
 CHALLENGE = "challenge"
-TERMS = "terms"
 
 
 @dataclass(frozen=True, slots=True)

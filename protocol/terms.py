@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -75,6 +76,14 @@ def parse_terms(body: bytes, source: str) -> RunTerms:
         raise UserError(f"{source} does not serve a run's terms ({error!r}): is it a coordinator's URL?") from error
     if not _RUN_ID.fullmatch(terms.run_id):  # it names a folder on the worker's disk
         raise UserError(f"{source} serves a run_id that is none: {terms.run_id!r:.80}")
+    if not (
+        math.isfinite(terms.lease_term_s)
+        and terms.lease_term_s > 0
+        and 0 < terms.temperature <= 10
+        and min(terms.max_tokens, terms.max_prompt_tokens) >= 1
+        and terms.max_staleness >= 0
+    ):
+        raise UserError(f"{source} serves terms that nobody can keep (temperature, lengths, staleness or lease term)")
     if not terms.protocol_min <= PROTOCOL_MAX or not terms.protocol_max >= PROTOCOL_MIN:
         raise UserError(
             f"{source} speaks protocol {terms.protocol_min} to {terms.protocol_max}, this program {PROTOCOL_MIN} to "

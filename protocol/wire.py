@@ -26,6 +26,9 @@ from protocol.rollout import (
 from protocol.signing import SignedEnvelope
 from protos.rollswarm.v1 import common_pb2, trainer_pb2, worker_pb2
 
+# Far above what any run admits: a few bytes on the wire must not become an object each, a million times.
+_PIECES_MAX = 1024
+
 _STOP_TO_WIRE = {StopReason.EOS: common_pb2.STOP_REASON_EOS, StopReason.LENGTH: common_pb2.STOP_REASON_LENGTH}
 _STOP_FROM_WIRE = {int(wire): stop for stop, wire in _STOP_TO_WIRE.items()}
 _AUTHOR_TO_WIRE = {Author.MODEL: common_pb2.AUTHOR_MODEL, Author.ENVIRONMENT: common_pb2.AUTHOR_ENVIRONMENT}
@@ -74,6 +77,8 @@ def rollout_from_payload(payload: bytes) -> Rollout:
         raise WorkerFault(RejectionReason.FORM, "the payload is no RolloutPayload") from error
     if has_unknown_fields(message):
         raise WorkerFault(RejectionReason.FORM, "the payload has fields that this protocol does not define")
+    if max(len(message.segments), len(message.spans), len(message.proofs)) > _PIECES_MAX:
+        raise WorkerFault(RejectionReason.FORM, f"more than {_PIECES_MAX} segments, spans or lists of proofs")
     return Rollout(
         run_id=message.run_id,
         lease_id=message.lease_id,

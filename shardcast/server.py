@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import re
 import socket
@@ -64,6 +65,8 @@ class ShardcastApp:
         try:
             after = int(after_text) if after_text else None
             wait = float(request.query.get("wait", "0"))
+            if math.isnan(wait):  # a timer at NaN upsets the order of all timers
+                raise ValueError
         except ValueError:
             return error_response(400, "after is a version number and wait a number of seconds")
         head = await self.catalog.wait_head(after, min(max(wait, 0.0), self.limits.head_wait_s))

@@ -64,9 +64,14 @@ def save_checkpoint(root: Path, checkpoint: Checkpoint, keep: int = 2) -> Path:
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
         _write_parts(scratch, checkpoint)
-        shutil.rmtree(target, ignore_errors=True)
+        # A step that was saved before is moved aside, never deleted before its successor is in place.
+        replaced = root / f".{target.name}.replaced"
+        shutil.rmtree(replaced, ignore_errors=True)
+        if target.exists():
+            target.rename(replaced)
         scratch.rename(target)
         _sync(root)
+        shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
         raise OurFault(f"cannot write the checkpoint {target}: {error}; free space or fix permissions") from error
     for old in _folders(root)[keep:]:

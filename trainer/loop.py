@@ -54,6 +54,7 @@ class Trainer:
         self._client = client
         self._identity = identity
         self._stop = stop
+        self._saved = 0  # batches that the newest checkpoint holds
 
     async def run(self, on_step: Callable[[int, StepResult], None] = lambda batch, result: None) -> None:
         """Train. Raises OurFault if steps keep failing, UserError if the run can't be resumed from here."""
@@ -193,7 +194,7 @@ class Trainer:
 
     async def _checkpoint(self, position: _Position, model: Any, optimizer: Optimizer) -> None:
         """Save, then acknowledge: a batch stays re-servable until a checkpoint holds it."""
-        if position.batch == 0:
+        if position.batch == 0 or position.batch == self._saved:
             return
         checkpoint = Checkpoint(
             step=position.batch,
@@ -203,6 +204,7 @@ class Trainer:
             random_state=random_state(),
         )
         await asyncio.to_thread(save_checkpoint, self._config.checkpoints, checkpoint, self._config.keep_checkpoints)
+        self._saved = position.batch
         await self._client.acknowledge(position.batch - 1)
 
 

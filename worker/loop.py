@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.client import Backoff, LeasedSample, WorkerClient
-from protocol.errors import OurFault, RollswarmError, UserError, WorkerFault
+from protocol.errors import BadSignature, OurFault, RollswarmError, UserError, WorkerFault
 from protocol.lease import Commitment
 from protocol.rollout import Rollout, Segment, token_digest
 from protocol.signing import ROLLOUT, Identity
@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 _ACQUIRE_WAIT_S = 10.0
 _STANDING_EVERY_S = 5.0
 _DRAIN_PATIENCE_S = 10.0
+_RESUBMIT_S = 5.0
 
 
 @dataclass(slots=True)
@@ -185,6 +186,9 @@ class Worker:
             await self._give_back([lease.lease_id], "engine")
             if isinstance(error, OurFault):
                 self._stop_with(error)
+        except Exception:
+            log.exception("a sample failed", extra={"action": "generate_error", "lease_id": lease.lease_id})
+            await self._give_back([lease.lease_id], "engine")
         finally:
             self._state.held.pop(lease.lease_id, None)
             self._status.in_flight = len(self._state.held)
@@ -243,29 +247,40 @@ class Worker:
         while True:
             await self._posted.wait()
             self._posted.clear()
-            for identifier in await asyncio.to_thread(self._outbox.waiting):
-                await self._submit(identifier)
+            done = [await self._submit(identifier) for identifier in await asyncio.to_thread(self._outbox.waiting)]
             self._status.outbox = len(self._outbox.waiting())
+            if not all(done):
+                await asyncio.sleep(_RESUBMIT_S)
+                self._posted.set()
 
-    async def _submit(self, identifier: str) -> None:
+    async def _submit(self, identifier: str) -> bool:
+        """Hand one in. False if it stays: what is neither receipted nor refused for good is never forgotten."""
         envelope = self._outbox.get(identifier)
         if envelope is None:
             log.error(
                 "a damaged file in the outbox was set aside", extra={"action": "outbox", "rollout_id": identifier}
             )
-            return
+            return True
         try:
             await self._client.submit(envelope)
             self._status.receipts += 1
+        except OurFault as error:
+            log.error("no receipt: %s; trying again", error, extra={"action": "receipt", "rollout_id": identifier})
+            return False
         except WorkerFault as fault:
+            if isinstance(fault, BadSignature) and envelope.key_id == self._identity.key_id:
+                # The signature holds (the outbox looked): it is our token that is not taken.
+                log.error("not let in: %s; trying again", fault, extra={"action": "token", "rollout_id": identifier})
+                return False
             self._status.refused += 1
             self._status.last_reason = f"{fault.reason}: {fault.detail}"
             log.warning("refused, %s", fault, extra={"action": "refused", "rollout_id": identifier})
         self._outbox.remove(identifier)
+        return True
 
     async def _renewing(self) -> None:
         while True:
-            await asyncio.sleep(self._terms.lease_term_s / 4)
+            await asyncio.sleep(max(self._terms.lease_term_s / 4, 0.01))
             progress = {
                 lease_id: Commitment(
                     len(held.token_ids), token_digest(held.token_ids) if held.token_ids else b"", held.version

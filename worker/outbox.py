@@ -10,8 +10,8 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from protocol.errors import UserError
-from protocol.signing import SignedEnvelope
+from protocol.errors import BadSignature, UserError
+from protocol.signing import ROLLOUT, SignedEnvelope, open_envelope
 from protocol.wire import envelope_from_wire, envelope_to_wire, rollout_id
 from protos.rollswarm.v1 import common_pb2
 
@@ -58,7 +58,11 @@ class Outbox:
             path.rename(path.with_suffix(".damaged"))
             return None
         envelope = envelope_from_wire(message)
-        if rollout_id(envelope.payload) != identifier:
+        try:
+            intact = rollout_id(open_envelope(envelope, ROLLOUT)) == identifier
+        except BadSignature:
+            intact = False
+        if not intact:
             path.rename(path.with_suffix(".damaged"))
             return None
         return envelope

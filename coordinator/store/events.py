@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.store.tables import drops, events
@@ -20,6 +21,14 @@ async def record(connection: AsyncConnection, *, at: float, actor: str, action: 
     await connection.execute(
         events.insert().values(at=at, actor=actor, action=action, subject=subject[:120], detail=detail[:2000])
     )
+
+
+async def count_refusal(connection: AsyncConnection, *, at: float, reason: str) -> None:
+    """Count a refusal that costs its worker nothing. One line per reason: these can be had without end."""
+    same = (drops.c.reason == reason[:32]) & drops.c.rollout_id.is_(None) & (drops.c.tokens == 0)
+    counted = await connection.execute(update(drops).where(same).values(count=drops.c.count + 1, dropped_at=at))
+    if counted.rowcount == 0:
+        await count_drop(connection, at=at, reason=reason, tokens=0)
 
 
 async def count_drop(

@@ -82,6 +82,28 @@ async def insert(connection: AsyncConnection, group: NewGroup, at: float) -> Non
     )
 
 
+async def insert_skipped(
+    connection: AsyncConnection, group_id: str, ordinal: int, environment: str, task_index: int, at: float
+) -> None:
+    """Note that a task was passed over, so that the environment's order goes on behind it."""
+    await connection.execute(
+        groups.insert().values(
+            group_id=group_id,
+            ordinal=ordinal,
+            environment=environment,
+            task_index=task_index,
+            prompt="",
+            prompt_token_ids=b"",
+            reference=None,
+            max_tokens=0,
+            n_samples=0,
+            state="dropped",
+            created_at=at,
+            deadline=at,
+        )
+    )
+
+
 async def get(connection: AsyncConnection, group_id: str) -> Row | None:
     return (await connection.execute(select(groups).where(groups.c.group_id == group_id))).first()
 

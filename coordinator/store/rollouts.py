@@ -90,26 +90,25 @@ async def count_unconsumed(connection: AsyncConnection) -> int:
 async def claim(
     connection: AsyncConnection, *, verifier: str, limit: int, at: float, term: float, probation_rollouts: int
 ) -> list[PendingRollout]:
-    """Claim rollouts to verify: pending ones, and those whose claim has run out (their verifier died).
+    """Claim rollouts to verify: pending ones that need not wait, and those whose claim has run out (their verifier died).
 
     Rows of one group are neighbours, so that its prompt is prefilled once. SKIP LOCKED lets verifiers run side by side.
     """
-    free = (t.rollouts.c.state == "pending") | (
-        (t.rollouts.c.state == "verifying") & (t.rollouts.c.claim_deadline <= at)
+    free = t.rollouts.c.state.in_(("pending", "verifying")) & (
+        t.rollouts.c.claim_deadline.is_(None) | (t.rollouts.c.claim_deadline <= at)
     )
-    ids = (
-        (
-            await connection.execute(
-                select(t.rollouts.c.rollout_id)
-                .where(free)
-                .order_by(t.rollouts.c.received_at)
-                .limit(limit)
-                .with_for_update(skip_locked=True)
-            )
+    # Two verifiers died with it: the third looks at it alone, and only when there is nothing else to do.
+    suspect = (t.rollouts.c.state == "verifying") & (t.rollouts.c.attempts >= 2)
+    rows = list(
+        await connection.execute(
+            select(t.rollouts.c.rollout_id, suspect.label("suspect"))
+            .where(free)
+            .order_by(suspect, t.rollouts.c.received_at)
+            .limit(limit)
+            .with_for_update(skip_locked=True)
         )
-        .scalars()
-        .all()
     )
+    ids = [row.rollout_id for row in rows if not row.suspect] or [row.rollout_id for row in rows[:1]]
     if not ids:
         return []
     await connection.execute(
@@ -118,6 +117,26 @@ async def claim(
         .values(state="verifying", verifier=verifier, claim_deadline=at + term, attempts=t.rollouts.c.attempts + 1)
     )
     return await _pending(connection, ids, probation_rollouts)
+
+
+async def postpone(connection: AsyncConnection, rollout_id: str, *, until: float) -> None:
+    """Let it be claimed again, by anyone, but not before `until`."""
+    await connection.execute(
+        update(t.rollouts)
+        .where(t.rollouts.c.rollout_id == rollout_id)
+        .values(state="pending", verifier=None, claim_deadline=until)
+    )
+
+
+async def abandoned(connection: AsyncConnection, *, at: float, attempts: int) -> list[Row]:
+    """Rollouts that were claimed so often, and whose newest claim ran out."""
+    return list(
+        await connection.execute(
+            select(t.rollouts).where(
+                t.rollouts.c.state == "verifying", t.rollouts.c.claim_deadline <= at, t.rollouts.c.attempts >= attempts
+            )
+        )
+    )
 
 
 async def _pending(connection: AsyncConnection, ids: Sequence[str], probation_rollouts: int) -> list[PendingRollout]:

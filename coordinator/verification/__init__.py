@@ -6,4 +6,6 @@ prefill     one version's model: hidden states, log-probs, entropies, seed margi
 resident    which versions are in memory; rollouts whose tokens come from several versions
 thresholds  what an honest run may differ by, as measured
 checks/     one class per check, and the order in which they run
+judge       a batch of claimed rollouts in, a verdict each out; the second look in float32
+process     `coordinator verify`: claims rollouts, has them judged, writes the verdicts
 """

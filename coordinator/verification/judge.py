@@ -20,7 +20,7 @@ from coordinator.verification.prefill import PrefillResult
 from coordinator.verification.resident import PrefillRequest, ResidentModels, prefill_rollouts
 from coordinator.verification.thresholds import DEFAULTS, Thresholds
 from environments.sandbox import Scorer
-from protocol.errors import OurFault, RollswarmError, SourceFault
+from protocol.errors import OurFault, RollswarmError, SourceFault, UserError
 from protocol.rollout import Author, Outcome, RejectionReason, SamplingParams, Task, Verdict, VersionSpan
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Judge:
         return ResidentModels(lambda digest: self._folders[digest], max_resident=versions, dtype=dtype, device=device)
 
     async def warm_up(self, version: int, manifest_digest: str) -> None:
-        """Load a version before the first rollout asks for it. Raises SourceFault if it can't be had."""
+        """Load a version before the first rollout asks for it. Raises SourceFault or OurFault if it can't be had."""
         await self._fetch_span(VersionSpan(version, manifest_digest, 0, 1))
         await asyncio.to_thread(self._models.activate, manifest_digest)
 
@@ -145,20 +145,29 @@ class Judge:
         """Those whose versions are on disk now, and verdicts for the others."""
         ready: list[PendingRollout] = []
         found: dict[str, Verdict] = {}
+        missing: dict[str, Exception] = {}  # waited for once, not once per rollout
         for item in items:
-            try:
-                for span in item.rollout.spans:
-                    await self._fetch_span(span)
+            for span in item.rollout.spans:
+                if span.manifest_digest not in missing:
+                    try:
+                        await self._fetch_span(span)
+                    except (SourceFault, OurFault, OSError) as error:
+                        missing[span.manifest_digest] = error
+            lacking = [span.manifest_digest for span in item.rollout.spans if span.manifest_digest in missing]
+            if lacking:
+                found[item.rollout_id] = inconclusive(missing[lacking[0]])
+            else:
                 ready.append(item)
-            except (SourceFault, OSError) as error:
-                found[item.rollout_id] = inconclusive(error)
         return ready, found
 
     async def _fetch_span(self, span: VersionSpan) -> None:
         """Always asks: the folder may have been pruned since. (A version that is there costs no network.)"""
         known = self._folders.get(span.manifest_digest)
         if known is None or not known.exists():
-            self._folders[span.manifest_digest] = await self._fetch(span.version, span.manifest_digest)
+            try:
+                self._folders[span.manifest_digest] = await self._fetch(span.version, span.manifest_digest)
+            except UserError as error:  # the disk is full: the operator's to mend, and no reason to end
+                raise OurFault(str(error)) from error
 
     def _prefill(self, items: Sequence[PendingRollout], models: ResidentModels) -> Mapping[Any, PrefillResult]:
         requests = [

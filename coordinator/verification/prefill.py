@@ -34,7 +34,7 @@ DEFAULT_LOGITS_BYTES = 32 << 20
 # A batch is as wide as its longest completion: beyond this multiple of its shortest (and a few tokens that cost less than
 # another forward would), a new batch begins.
 _PADDED_MAX = 1.5
-_PADDED_FREE = 16
+_PADDED_FREE = 2
 _BUCKET_GROWTH = 1.25  # rollouts whose lengths differ by less share a batch: bounds padding to a quarter
 
 

@@ -2,8 +2,8 @@
 
 claim    consumes pending rollouts (and those whose verifier died)   waits for the database, asked again
 weights  fetches the versions that the claim names, by SHARDCAST     a version that can't be had: INCONCLUSIVE
-reward   asks the scorer, a process without privileges or secrets    an environment that fails: INCONCLUSIVE
 prefill  measures all rollouts of the claim, in a thread             a failure is ours: INCONCLUSIVE
+reward   asks the scorer, a process without privileges or secrets    an environment that fails: INCONCLUSIVE
 write    one transaction per verdict                                 only while the claim is still ours
 """
 
@@ -25,7 +25,7 @@ from coordinator.store.run import Run
 from coordinator.tokenizer import RunTokenizer
 from coordinator.verification.judge import Judge
 from environments.sandbox import Scorer
-from protocol.errors import RollswarmError, SourceFault, UserError
+from protocol.errors import OurFault, RollswarmError, SourceFault, UserError
 from protocol.rollout import Outcome, Verdict
 from shardcast.client import ShardcastClient
 
@@ -125,18 +125,20 @@ class Verifier:
             return False
         try:
             await self._judge.warm_up(head.version, head.manifest_digest)
-        except SourceFault as error:
+        except (SourceFault, OurFault) as error:
             log.warning("no weights yet: %s", error, extra={"action": "fetch_retry"})
             return False
         return True
 
     async def _claim(self) -> list[PendingRollout]:
         async with self._db.write() as connection:
+            at = await database.now(connection)
+            await verdicts.give_up(connection, at)
             return await rollouts.claim(
                 connection,
                 verifier=self.name,
                 limit=self._settings.claim_rollouts,
-                at=await database.now(connection),
+                at=at,
                 term=self._settings.claim_term_s,
                 probation_rollouts=self._probation,
             )

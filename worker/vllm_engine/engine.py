@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -161,8 +160,8 @@ class VllmEngine:
         log, self._log = self._log, None
         if engine is not None:
             await asyncio.to_thread(engine.shutdown, _SHUTDOWN_SECONDS)
-            del engine
-            gc.collect()  # vLLM's engine is full of cycles; left to the interpreter's exit, its destructor fails
+            # Its destructor shuts it down once more, and fails if the interpreter is on its way out by then.
+            engine.shutdown = _done
         if log is not None:
             log.remove()
 
@@ -342,3 +341,7 @@ def _environment(log: EngineLog) -> Iterator[None]:
         os.environ.pop(_LOGGING_VARIABLE)
         if previous is not None:
             os.environ[_LOGGING_VARIABLE] = previous
+
+
+def _done(*_: object, **__: object) -> None:
+    """The engine is shut down already."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 from coordinator.verification.checks.base import CheckResult, Claim
 from protocol import toploc
@@ -51,6 +52,10 @@ def _segments(claim: Claim) -> str:
         by_model = segment.author is Author.MODEL
         if any(bit is not by_model for bit in segment.loss_mask):
             return f"segment {index}: the loss mask must be true on the model's tokens and false on the environment's"
+    authors = [segment.author for segment in claim.rollout.segments]
+    if not all(segment.token_ids for segment in claim.rollout.segments) or any(a is b for a, b in pairwise(authors)):
+        # A turn in two pieces could hide an EOS at their border.
+        return "a segment is empty, or two in a row are by the same author: send one per turn"
     written = tuple(segment for segment in claim.rollout.segments if segment.author is Author.ENVIRONMENT)
     if [segment.token_ids for segment in written] != [segment.token_ids for segment in claim.environment_segments]:
         return (

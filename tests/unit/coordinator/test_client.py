@@ -196,8 +196,23 @@ async def test_a_banned_worker_hears_why(servers: Servers) -> None:
 async def test_a_receipt_of_another_coordinator_is_not_believed(servers: Servers) -> None:
     client = servers.worker(coordinator_key=make_identity(77).key_id)
     (lease,), _, _ = await client.acquire(1, 0, 0.0)
-    with pytest.raises(BadSignature):
+    with pytest.raises(OurFault, match="no receipt"):
         await client.submit(sign_rollout(make_rollout(lease.lease_id, lease.sample_id), STRANGER))
+
+
+async def test_a_receipt_of_another_rollout_is_none_of_this(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = servers.worker()
+    first, second = (await client.acquire(2, 0, 0.0))[0]
+    old = await servers.run.intake.submit(
+        STRANGER.key_id, sign_rollout(make_rollout(first.lease_id, first.sample_id), STRANGER)
+    )
+
+    async def replay(*_: Any) -> Any:
+        return old
+
+    monkeypatch.setattr(servers.run.intake, "submit", replay)
+    with pytest.raises(OurFault, match="something else"):
+        await client.submit(sign_rollout(make_rollout(second.lease_id, second.sample_id), STRANGER))
 
 
 async def test_a_token_that_ran_out_is_replaced(servers: Servers) -> None:

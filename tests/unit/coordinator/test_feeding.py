@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from coordinator import feeding
 from coordinator.store import tables as t
 from protocol.errors import BadSignature, UserError
 from protocol.manifest import InvalidManifest
@@ -250,3 +251,15 @@ async def test_a_number_that_is_not_finite_is_left_out_of_a_report(run: StoredRu
         trained=[],
     )
     assert (await run.row(t.steps)).metrics == {"reward_mean": 0.5}
+
+
+async def test_a_batch_too_large_for_a_message_comes_in_parts(
+    run: StoredRun, alice: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeding, "_ANSWER_TOKENS", 1)
+    await run.work(alice, 4)
+    await run.judge()
+    (first,) = await run.pull()
+    (second,) = await run.pull(held=[first.group_id])
+    assert (first.group_id, second.group_id) == ("g0", "g1")
+    assert await run.pull(held=["g0", "g1"]) == []

@@ -130,10 +130,23 @@ async def test_a_forgery_never_strikes_the_victim_it_names(run: StoredRun, alice
     assert (await run.standing(alice)).strikes == 0
 
 
-async def test_a_worker_that_forges_in_its_own_name_is_banned(run: StoredRun, alice: Identity, bob: Identity) -> None:
-    envelope = replace(run.envelope(bob, await run.lease_one(alice)), key_id=alice.key_id)
-    assert isinstance(await refused(run, alice, envelope), BadSignature)
-    assert (await run.standing(alice)).banned
+@pytest.mark.parametrize("payload", [b"", bytes((1 << 20) + 1)], ids=["a rollout", "too large"])
+async def test_a_stolen_token_cannot_strike_its_owner(
+    run: StoredRun, alice: Identity, bob: Identity, payload: bytes
+) -> None:
+    lease = await run.lease_one(alice)
+    forged = bob.sign(ROLLOUT, payload) if payload else run.envelope(bob, lease)
+    assert isinstance(await refused(run, alice, replace(forged, key_id=alice.key_id)), BadSignature)
+    assert (await run.standing(alice)).strikes == 0, "only what a key signed can be held against it"
+    await run.submit(alice, lease)
+
+
+async def test_refusals_without_end_take_one_line(run: StoredRun, alice: Identity) -> None:
+    for number in range(5):
+        rollout = make_rollout("unknown", f"g0-{number}")
+        assert (await refused(run, alice, sign_rollout(rollout, alice))).reason == RejectionReason.LEASE
+    assert await run.drops() == {"refused:lease": (5, 0)}
+    assert len(await run.rows(t.drops)) == 1
 
 
 async def test_an_envelope_of_another_type_is_no_submission(run: StoredRun, alice: Identity) -> None:

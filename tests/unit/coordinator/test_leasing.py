@@ -4,15 +4,17 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
+from sqlalchemy import select
 
+from coordinator.leasing import EnvironmentShare, Leasing
 from coordinator.store import run as run_store
 from coordinator.store import tables as t
-from protocol.errors import WorkerFault
+from protocol.errors import OurFault, WorkerFault
 from protocol.lease import Commitment, Lease
 from protocol.ledger import Entry, EntryKind
-from protocol.rollout import token_digest
+from protocol.rollout import Task, token_digest
 from protocol.signing import Identity
-from tests.factories import make_identity, make_tokens
+from tests.factories import SECRET, make_identity, make_tokens
 from tests.stored_run import StoredRun, rejected
 
 Begin = Callable[..., Awaitable[StoredRun]]
@@ -257,3 +259,36 @@ async def test_standing_is_read_when_leases_are_granted(run: StoredRun, alice: I
         await workers.add_entries(connection, [Entry(alice.key_id, EntryKind.BAN, 0, None, "enough")], 0.0)
     with pytest.raises(WorkerFault, match="enough"):
         await run.leasing.acquire(alice.key_id, 1)
+
+
+def _leasing(run: StoredRun, make: Callable[[int], Task], max_prompt_tokens: int = 64) -> Leasing:
+    """The run's leasing with another environment."""
+    return Leasing(
+        run.db,
+        secret=SECRET,
+        scheduling=run.scheduling,
+        environments=[EnvironmentShare("sums", 1.0, 8, make)],
+        tokenize=lambda text: list(text.encode()),
+        max_prompt_tokens=max_prompt_tokens,
+    )
+
+
+async def test_a_task_that_raises_or_is_too_long_is_passed_over_with_an_event(run: StoredRun, alice: Identity) -> None:
+    def make(index: int) -> Task:
+        if index == 0:
+            raise ZeroDivisionError("no such task")
+        return Task("sums", index, "x" * (100 if index == 1 else 5))
+
+    granted = await _leasing(run, make).acquire(alice.key_id, 1)
+    ((lease, sample),) = granted.leases
+    assert (lease.sample_id, sample.prompt_token_ids) == ("g2-0", (120,) * 5)
+    async with run.db.read() as connection:
+        rows = (await connection.execute(select(t.events).where(t.events.c.action == "bad_task"))).all()
+    assert [row.subject for row in rows] == ["sums/0", "sums/1"]
+    assert "ZeroDivisionError" in rows[0].detail
+    assert "max_prompt_tokens" in rows[1].detail
+
+
+async def test_an_environment_without_a_usable_task_is_our_fault_and_says_so(run: StoredRun, alice: Identity) -> None:
+    with pytest.raises(OurFault, match="32 tasks in a row"):
+        await _leasing(run, lambda index: Task("sums", index, ""), 64).acquire(alice.key_id, 1)

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.store import rollouts, workers
+from coordinator import verdicts
+from coordinator.store import database, rollouts, workers
 from coordinator.store import tables as t
 from coordinator.verdicts import ALERT_AT_ATTEMPTS, GIVE_UP_AT_ATTEMPTS
 from protocol.ledger import BLAMELESS, FRAUD, fold
@@ -139,7 +140,9 @@ async def test_inconclusive_alerts_at_two_and_is_given_up_at_five(run: StoredRun
     (identifier,) = await run.work(alice, 1)
     for attempt in range(1, GIVE_UP_AT_ATTEMPTS + 1):
         assert await run.rollout_state(identifier) == "pending"
+        await run.change(t.rollouts, claim_deadline=1.0)
         assert await run.judge(inconclusive()) == [identifier]
+        assert await run.claim() == [], "not again at once: what fails now would fail five times within a second"
         assert len(await alerts(run, "inconclusive")) == max(0, attempt - ALERT_AT_ATTEMPTS + 1)
     assert await run.rollout_state(identifier) == "dropped"
     assert await run.drops() == {"inconclusive": (1, 6)}
@@ -211,7 +214,7 @@ async def test_credits_equal_the_sum_of_ledger_entries(run: StoredRun, alice: Id
     await run.record(first.rollout_id, accepted(first))
     await run.record(second.rollout_id, rejected())
     await run.record(third.rollout_id, accepted(third))
-    await run.record(fourth.rollout_id, rejected(RejectionReason.COMMITMENT))
+    await run.record(fourth.rollout_id, rejected(RejectionReason.FORM))
     for worker in (alice, bob):
         async with run.db.read() as connection:
             ledger = await workers.entries(connection, worker.key_id)
@@ -237,3 +240,30 @@ async def test_an_unaudited_acceptance_says_so(run: StoredRun, alice: Identity) 
     await run.judge(Verdict(Outcome.ACCEPTED, reward=1.0, audited=False))
     row = await run.row(t.verdicts)
     assert (row.audited, bytes(row.old_logprobs)) == (False, b"")
+
+
+async def give_up(run: StoredRun) -> int:
+    async with run.db.write() as connection:
+        return await verdicts.give_up(connection, await database.now(connection))
+
+
+async def test_what_no_verifier_survives_is_looked_at_alone_and_given_up(run: StoredRun, alice: Identity) -> None:
+    await run.work(alice, 3)
+    for attempt in (1, 2):
+        assert len(await run.claim(f"verifier-{attempt}")) == 3
+        await run.let_claims_expire()
+    poison, *innocent = [pending.rollout_id for _ in range(3) for pending in await run.claim("verifier-3")]
+    assert len(innocent) == 2, "one by one"
+    for identifier in innocent:
+        await run.change(t.rollouts, t.rollouts.c.rollout_id == identifier, state="accepted")
+    for _ in range(2):
+        await run.let_claims_expire()
+        assert await give_up(run) == 0
+        (pending,) = await run.claim("verifier-3")
+        assert pending.rollout_id == poison
+    assert await give_up(run) == 0, "its claim still runs"
+    await run.let_claims_expire()
+    assert await give_up(run) == 1
+    assert await run.rollout_state(poison) == "dropped"
+    assert await alerts(run, "inconclusive") == [poison]
+    assert (await run.standing(alice)).strikes == 0

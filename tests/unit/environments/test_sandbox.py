@@ -101,3 +101,13 @@ async def test_an_environment_that_does_not_load_says_why():
     with pytest.raises(EnvironmentFault, match="max_a"):
         await scorer.score("arithmetic", {}, TASK, "")
     await scorer.close()
+
+
+async def test_a_process_that_cannot_be_started_is_the_environments_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError("no process left")
+
+    monkeypatch.setattr("asyncio.create_subprocess_exec", refuse)
+    scorer = Scorer()
+    with pytest.raises(EnvironmentFault, match="no process left"):
+        await scorer.score("arithmetic", {}, Task("arithmetic", 0, "p", "1"), "1")

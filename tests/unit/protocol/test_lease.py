@@ -110,3 +110,18 @@ def test_every_commitment_binds_not_only_the_newest() -> None:
     honest = renewed(once, commit((1, 2, 3)), now=60.0)
     assert honours(honest, (1, 2, 3, 4))
     assert honest.earlier == (once.commitment,)
+
+
+def test_a_digest_of_nothing_is_not_kept() -> None:
+    assert renewed(LEASE, Commitment(0, bytes(1 << 20), 0)).commitment.digest == b""
+
+
+def test_every_commitment_of_many_is_looked_at() -> None:
+    tokens = tuple(range(1, 9))
+    lease = LEASE
+    for length in range(1, 8):
+        lease = renewed(lease, commit(tokens[:length]))
+    assert honours(lease, tokens)
+    assert honours(lease, tokens[:7])
+    assert not honours(lease, tokens[:6])
+    assert not honours(replace(lease, earlier=(commit((9,)), *lease.earlier[1:])), tokens)

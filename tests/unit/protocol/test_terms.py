@@ -66,3 +66,21 @@ def test_a_run_id_cannot_leave_the_workers_folder() -> None:
     for run_id in ("../../etc", "a/b", "", "..", "x" * 200):
         with pytest.raises(UserError, match="run_id"):
             parse_terms(served(run_id=run_id), SOURCE)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lease_term_s": 0},
+        {"lease_term_s": -1.0},
+        {"lease_term_s": float("nan")},
+        {"lease_term_s": float("inf")},
+        {"temperature": 0.0},
+        {"temperature": float("nan")},
+        {"max_tokens": 0},
+        {"max_staleness": -1},
+    ],
+)
+def test_terms_that_nobody_can_keep_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="nobody can keep"):
+        parse_terms(served(**changes), SOURCE)

@@ -191,3 +191,12 @@ def test_no_message_of_a_worker_has_room_for_anything_unnamed() -> None:
 
 def test_segments_name_their_author_by_number() -> None:
     assert {int(author) for author in Author} == {common_pb2.AUTHOR_MODEL, common_pb2.AUTHOR_ENVIRONMENT}
+
+
+@pytest.mark.parametrize("field", ["segments", "spans", "proofs"])
+def test_a_million_small_pieces_are_not_unpacked(field: str) -> None:
+    message = worker_pb2.RolloutPayload.FromString(rollout_to_payload(make_rollout()))
+    pieces = getattr(message, field)
+    pieces.extend([pieces[0]] * 1024)
+    with pytest.raises(WorkerFault, match="1024"):
+        rollout_from_payload(message.SerializeToString())

@@ -12,7 +12,7 @@ import pytest
 
 import worker.loop as loop_module
 from coordinator.client import LeasedSample
-from protocol.errors import OurFault, UserError, WorkerFault
+from protocol.errors import BadSignature, OurFault, UserError, WorkerFault
 from protocol.lease import Commitment
 from protocol.rollout import SamplingParams, StopReason, token_digest
 from protocol.signing import ROLLOUT, SignedEnvelope, open_envelope
@@ -50,7 +50,8 @@ class FakeClient:
         self.given_back: list[tuple[list[str], str]] = []
         self.submitted: list[str] = []
         self.dead: dict[str, str] = {}
-        self.refuse: WorkerFault | None = None
+        self.refuse: WorkerFault | OurFault | None = None
+        self.refusals = 0
         self.ban_reason = ""
         self.reachable = asyncio.Event()
         self.reachable.set()
@@ -95,6 +96,8 @@ class FakeClient:
     async def submit(self, envelope: SignedEnvelope, patience_s: float | None = None) -> Any:
         await self.reachable.wait()
         if self.refuse is not None:
+            self.refusals += 1
+            await self._note()
             raise self.refuse
         open_envelope(envelope, ROLLOUT, pinned=(ALICE.key_id,))
         self.submitted.append(rollout_id(envelope.payload))
@@ -425,3 +428,33 @@ async def test_stopping_before_there_are_weights_ends_at_once(tmp_path: Path) ->
     await bench.client.until(lambda: bench.status.phase == "fetching weights" or bench.status.credits == 7)
     await bench.stop(running)
     assert bench.engine.version == -1
+
+
+@pytest.mark.parametrize(
+    "fault", [OurFault("a receipt of something else"), BadSignature("this token has expired")], ids=["receipt", "token"]
+)
+async def test_without_a_receipt_a_rollout_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: WorkerFault | OurFault
+) -> None:
+    monkeypatch.setattr(loop_module, "_RESUBMIT_S", 0.01)
+    bench = Bench(tmp_path, FakeClient([make_lease(0)]))
+    bench.client.refuse = fault
+    bench.engine.finish.set()
+    running = bench.start()
+    await bench.client.until(lambda: bench.client.refusals >= 2)
+    assert len(bench.outbox.waiting()) == 1
+    bench.client.refuse = None
+    await bench.client.until(lambda: len(bench.client.submitted) == 1)
+    await bench.stop(running)
+    assert bench.outbox.waiting() == []
+    assert bench.status.refused == 0
+
+
+async def test_an_engine_that_chokes_on_one_sample_gives_it_back(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, FakeClient([make_lease(0)]))
+    bench.engine.error = ValueError("a prompt that it can't take")
+    bench.engine.finish.set()
+    running = bench.start()
+    await bench.client.until(lambda: bool(bench.client.given_back))
+    assert bench.client.given_back[0] == (["lease-0"], "engine")
+    await bench.stop(running)

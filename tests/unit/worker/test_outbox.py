@@ -48,12 +48,16 @@ def test_the_same_rollout_is_kept_once(tmp_path: Path) -> None:
     assert len(outbox.waiting()) == 1
 
 
-@pytest.mark.parametrize("damage", [b"", b"\xff\xff\xff", None], ids=["empty", "garbage", "changed"])
-def test_a_damaged_file_is_set_aside_for_a_person(tmp_path: Path, damage: bytes | None) -> None:
+@pytest.mark.parametrize(
+    "damage", [b"", b"\xff\xff\xff", None, "signature"], ids=["empty", "garbage", "changed", "signature"]
+)
+def test_a_damaged_file_is_set_aside_for_a_person(tmp_path: Path, damage: bytes | str | None) -> None:
     outbox = Outbox(tmp_path)
     identifier = outbox.put(envelope())
     path = tmp_path / f"{identifier[7:]}.rollout"
-    content = path.read_bytes().replace(b"g0-0", b"g0-1") if damage is None else damage
+    content = path.read_bytes().replace(b"g0-0", b"g0-1")
+    if damage is not None:
+        content = path.read_bytes()[:-1] + b"?" if isinstance(damage, str) else damage
     path.write_bytes(content)
     assert outbox.get(identifier) is None
     assert outbox.waiting() == []

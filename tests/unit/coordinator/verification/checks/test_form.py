@@ -143,3 +143,17 @@ def test_ends_only_by_eos_or_at_the_limit(claim: Claim, message: str) -> None:
     assert not result.passed and message in result.detail
     verdict = run_checks(claim, None, DEFAULTS)
     assert (verdict.outcome, verdict.reason) == (Outcome.REJECTED, RejectionReason.TERMINATION)
+
+
+def in_pieces(claim: Claim, *borders: int) -> Claim:
+    tokens = claim.rollout.token_ids
+    edges = [0, *borders, len(tokens)]
+    return alter(claim, segments=tuple(Segment.by_model(tokens[a:b]) for a, b in pairwise(edges)))
+
+
+@pytest.mark.parametrize("borders", [(4,), (0,), (7, 7)], ids=["two turns in one", "empty first", "empty last"])
+def test_one_turn_is_one_segment(borders: tuple[int, ...]) -> None:
+    claim = with_tokens(make_form_claim(7, eos=True), (1, 2, 3, EOS, 4, 5, EOS))  # goes on after the first EOS
+    assert not TerminationCheck()(claim).passed
+    verdict = run_checks(in_pieces(claim, *borders), None, DEFAULTS)
+    assert (verdict.outcome, verdict.reason) == (Outcome.REJECTED, RejectionReason.FORM)
