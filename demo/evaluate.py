@@ -13,7 +13,7 @@ TASKS = 200
 SEED = 20260
 
 
-def evaluate(folder: Path, *, eos: list[int], max_tokens: int, tasks: int = TASKS) -> dict[str, Any]:
+def evaluate(folder: Path, *, template: str, eos: list[int], max_tokens: int, tasks: int = TASKS) -> dict[str, Any]:
     """Accuracy, format rate and accuracy given the format over the same held-out tasks; per-task scores for pairing.
 
     In float32: the weights are the published bf16 ones, and CPUs without bf16 units are several times faster so.
@@ -24,7 +24,7 @@ def evaluate(folder: Path, *, eos: list[int], max_tokens: int, tasks: int = TASK
     from coordinator.tokenizer import RunTokenizer
     from trainer.evaluate import generate_completions
 
-    environment = make_environment("arithmetic")
+    environment = make_environment("arithmetic", {"template": template})
     tokenizer = RunTokenizer(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     chosen = [environment.eval_task(index) for index in range(min(tasks, environment.eval_size))]
@@ -50,10 +50,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--eos", type=json.loads, required=True, help="JSON list of EOS token ids")
+    parser.add_argument("--template", required=True, help="the prompt, with {a} and {b}")
     parser.add_argument("--max-tokens", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    result = evaluate(arguments.model, eos=arguments.eos, max_tokens=arguments.max_tokens)
+    result = evaluate(arguments.model, template=arguments.template, eos=arguments.eos, max_tokens=arguments.max_tokens)
     arguments.out.write_text(json.dumps(result))
 
 

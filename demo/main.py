@@ -171,7 +171,15 @@ class Demo:
         print(f"evaluating the policy {name} training on held-out tasks …", flush=True)
         return processes.start(
             f"evaluate-{name}",
-            ["demo.evaluate", str(model), "--eos", json.dumps(self._eos), "--max-tokens"]
+            [
+                "demo.evaluate",
+                str(model),
+                "--eos",
+                json.dumps(self._eos),
+                "--template",
+                self._preset.template,
+                "--max-tokens",
+            ]
             + [str(self._preset.arithmetic_tokens), "--out", str(self._folder / f"{name}.json")],
             {"OMP_NUM_THREADS": "2"},
         )

@@ -27,6 +27,7 @@ class Preset:
     counting_weight: float
     counting_tokens: int
     arithmetic_tokens: int
+    template: str
     checkpoint_every: int
     concurrency: int
     kv_cache_gib: float
@@ -42,7 +43,7 @@ PRESETS = {
     "smollm2": Preset(
         name="smollm2",
         model_name="SmolLM2-135M-Instruct",
-        versions=14,
+        versions=12,
         learning_rate=3e-5,
         groups_per_batch=6,
         group_size=16,
@@ -50,6 +51,7 @@ PRESETS = {
         counting_weight=0.04,
         counting_tokens=56,
         arithmetic_tokens=6,
+        template="What is {a} + {b}?\n{a} + {b} =",
         checkpoint_every=7,
         concurrency=24,
         kv_cache_gib=0.5,
@@ -71,6 +73,7 @@ PRESETS = {
         counting_weight=0.06,
         counting_tokens=56,
         arithmetic_tokens=8,
+        template="Question: What is {a} + {b}?\nAnswer:",
         checkpoint_every=4,
         concurrency=8,
         kv_cache_gib=0.25,
@@ -137,6 +140,7 @@ probation_rollouts = 32
 name = "arithmetic"
 weight = {1.0 - preset.counting_weight}
 max_tokens = {preset.arithmetic_tokens}
+params = {{ template = {json.dumps(preset.template)} }}
 
 [[environments]]
 name = "counting"

@@ -16,7 +16,9 @@ _INTEGER = re.compile(r"-?\d+")
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """`Question: What is A + B?`, A in 1..`max_a` and B in 1..`max_b`; `held_out` of the pairs are never trained on.
+    """Sums A + B, A in 1..`max_a` and B in 1..`max_b`; `held_out` of the pairs are never trained on.
+
+    `template` is the prompt, with {a} and {b} where the numbers go.
 
     Which pairs are held out depends on the ranges alone, so that runs with different seeds are evaluated alike.
     """
@@ -28,6 +30,7 @@ class Arithmetic:
     max_b: int = 19
     held_out: int = 200
     max_tokens: int = 8
+    template: str = "Question: What is {a} + {b}?\nAnswer:"
 
     def __post_init__(self) -> None:
         if self.max_a < 1 or self.max_b < 1:
@@ -37,6 +40,9 @@ class Arithmetic:
                 f"arithmetic: held_out must leave some of the {self.max_a * self.max_b} pairs to train on and be "
                 f"at least 1, got {self.held_out}"
             )
+
+        if "{a}" not in self.template or "{b}" not in self.template:
+            raise UserError(f"arithmetic: template must hold {{a}} and {{b}}, got {self.template!r}")
 
     @cached_property
     def _pairs(self) -> list[tuple[int, int]]:
@@ -66,4 +72,4 @@ class Arithmetic:
         return _INTEGER.fullmatch(completion.strip()) is not None
 
     def _task(self, index: int, a: int, b: int) -> Task:
-        return Task(self.name, index, f"Question: What is {a} + {b}?\nAnswer:", str(a + b))
+        return Task(self.name, index, self.template.replace("{a}", str(a)).replace("{b}", str(b)), str(a + b))

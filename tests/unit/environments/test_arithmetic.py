@@ -62,3 +62,12 @@ def test_scores_are_exact(completion, score, well_formed):
 def test_parameters_that_make_no_sense_are_refused(params):
     with pytest.raises(UserError, match="arithmetic"):
         Arithmetic(**params)
+
+
+def test_the_prompt_can_be_another_and_must_hold_both_numbers() -> None:
+    task = Arithmetic(template="{a} plus {b} is").task(0)
+    a, b = (int(word) for word in task.prompt.split() if word.isdigit())
+    assert task.prompt == f"{a} plus {b} is"
+    assert task.reference == str(a + b)
+    with pytest.raises(UserError, match="template"):
+        Arithmetic(template="What is {a}?")
