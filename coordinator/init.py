@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from coordinator import trainer_token
 from coordinator.config import load_run_file, model_shape
 from protocol import keyfile
 from protocol.errors import UserError
@@ -62,7 +63,7 @@ versions = 100
 
 
 def init_run(folder: Path, *, name: str, model: Path, relays: tuple[str, ...]) -> Path:
-    """Write run.toml, coordinator.key and trainer.key into `folder`; returns the run file's path.
+    """Write run.toml, coordinator.key, trainer.key and trainer.token into `folder`; returns the run file's path.
 
     Raises UserError if a run file is there already, or the model folder can't be used.
     """
@@ -73,6 +74,7 @@ def init_run(folder: Path, *, name: str, model: Path, relays: tuple[str, ...]) -
     folder.mkdir(parents=True, exist_ok=True)
     keyfile.load_or_create(folder / "coordinator.key")
     trainer, _ = keyfile.load_or_create(folder / "trainer.key")
+    trainer_token.load_or_create(folder / "trainer.token")
     path.write_text(
         _TEMPLATE.format(
             name=json.dumps(name),

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Installs Rollswarm for development, tests and the demo into $VENV on a machine without GPU: the CPU build of vLLM.
-# Environment: PYTHON (python3), VENV (.venv).
+# Environment: PYTHON (python3), VENV (.venv), EXTRAS (dev; worker-cpu for a worker alone).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
 VENV=${VENV:-.venv}
+EXTRAS=${EXTRAS:-dev}
 
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
   echo "Rollswarm needs Python 3.11 or newer; $PYTHON is $("$PYTHON" --version 2>&1). Set PYTHON=…" >&2
@@ -29,4 +30,4 @@ for addon in torchvision torchaudio torchcodec; do
     run "removing $addon, which does not match torch" "$VENV/bin/python" -m pip uninstall --quiet --yes "$addon"
   fi
 done
-run "installing Rollswarm and its tools" "${PIP[@]}" -e '.[dev]'
+run "installing Rollswarm ($EXTRAS)" "${PIP[@]}" -e ".[$EXTRAS]"

@@ -64,10 +64,11 @@ class CheatingEngine:
     def _falsify(self, honest: Generation, request: GenerationRequest) -> Generation:
         tokens = list(honest.token_ids)
         eos = set(request.sampling.eos_token_ids)
-        last = len(tokens) - 1 if tokens[-1] in eos else len(tokens)
+        # A lone EOS has nothing before it to change, so it is changed itself.
+        last = max(1, len(tokens) - 1) if tokens[-1] in eos else len(tokens)
         if self.attack is Attack.RANDOM_TOKENS:
             tokens[:last] = [self._another(token, eos) for token in tokens[:last]]
-        elif self.attack is Attack.EDITED_TOKEN and last > 0:
+        elif self.attack is Attack.EDITED_TOKEN:
             place = self._random.randrange(last)
             tokens[place] = self._another(tokens[place], eos)
         return replace(honest, token_ids=tuple(tokens))

@@ -24,10 +24,15 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 _SAMPLES = 24
 _SAMPLING = SamplingParams(1.0, 40, (EOS_TOKEN_ID,))
 _EXPECTED = {
-    Attack.RANDOM_TOKENS: {RejectionReason.PROOF, RejectionReason.LOGPROB},
+    Attack.RANDOM_TOKENS: {RejectionReason.TERMINATION, RejectionReason.PROOF, RejectionReason.LOGPROB},
     Attack.OTHER_WEIGHTS: {RejectionReason.PROOF},
     Attack.WRONG_SEED: {RejectionReason.SEED},
-    Attack.EDITED_TOKEN: {RejectionReason.PROOF, RejectionReason.LOGPROB, RejectionReason.SEED},
+    Attack.EDITED_TOKEN: {
+        RejectionReason.TERMINATION,
+        RejectionReason.PROOF,
+        RejectionReason.LOGPROB,
+        RejectionReason.SEED,
+    },
 }
 
 
