@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from protocol.errors import UserError
 
 _BUSY_TIMEOUT_S = 30.0
+_WAL_PATIENCE_S = 10.0
+_WAL_RETRY_S = 0.02
 _WRITE = {"rollswarm_write": True}
 _WRITERS_LOCK = 0x726F6C6C  # "roll": PostgreSQL's advisory lock that stands for SQLite's BEGIN IMMEDIATE
 
@@ -104,13 +107,29 @@ def _prepare_sqlite(engine: AsyncEngine) -> None:
     def _connect(dbapi_connection: Any, _record: Any) -> None:
         dbapi_connection.isolation_level = None
         cursor = dbapi_connection.cursor()
-        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute(f"PRAGMA busy_timeout={int(_BUSY_TIMEOUT_S * 1000)}")
+        _use_wal(cursor)
         cursor.execute("PRAGMA synchronous=FULL")  # a receipt promises that the rollout survives a crash
         cursor.execute("PRAGMA foreign_keys=ON")
-        cursor.execute(f"PRAGMA busy_timeout={int(_BUSY_TIMEOUT_S * 1000)}")
         cursor.close()
 
     @event.listens_for(engine.sync_engine, "begin")
     def _begin(connection: Any) -> None:
         write = connection.get_execution_options().get("rollswarm_write", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+def _use_wal(cursor: Any) -> None:
+    """Switch a new database to WAL, which the file then remembers.
+
+    Two processes that open a new file at the same moment collide here, and the busy timeout does not cover the switch.
+    """
+    deadline = time.monotonic() + _WAL_PATIENCE_S
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            return
+        except Exception as error:
+            if "locked" not in str(error) or time.monotonic() >= deadline:
+                raise
+        time.sleep(_WAL_RETRY_S)

@@ -189,7 +189,8 @@ async def test_a_submission_extends_what_renewals_committed_to(run: StoredRun, a
     await run.submit(alice, first, tokens=tokens)
     fault = await refused(run, alice, run.envelope(alice, second, tokens=(9, *tokens[1:])))
     assert fault.reason == RejectionReason.COMMITMENT
-    assert (await run.standing(alice)).banned, "no honest worker redraws"
+    standing = await run.standing(alice)
+    assert (standing.strikes, standing.banned) == (1, False), "renewals are not signed: evidence, not proof"
 
 
 async def test_an_expired_lease_takes_nothing_and_costs_nothing(run: StoredRun, alice: Identity) -> None:
