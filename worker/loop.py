@@ -1,7 +1,7 @@
 """The worker's loops, and what each consumes, produces, waits for, and who unblocks it.
 
     leasing     consumes room in the engine        produces leases, one generation task each
-                waits for the coordinator (long poll) or a finished task
+                waits for the coordinator (long poll), a finished task, or an outbox that has emptied
     generation  consumes a lease                   produces a signed envelope in the outbox
                 waits for weights ≥ the lease's min_version, then for the engine
     renewing    consumes progress of all tasks     produces later deadlines, or aborts of what can't be accepted any more
@@ -36,6 +36,7 @@ from worker.weights import WeightsFollower
 
 log = logging.getLogger(__name__)
 
+_SUBMISSIONS_AT_ONCE = 8
 _ACQUIRE_WAIT_S = 10.0
 _STANDING_EVERY_S = 5.0
 _DRAIN_PATIENCE_S = 10.0
@@ -158,7 +159,7 @@ class Worker:
     async def _leasing(self) -> None:
         while True:
             async with self._changed:
-                await self._changed.wait_for(lambda: len(self._state.held) < self._concurrency)
+                await self._changed.wait_for(self._has_room)
             room = self._concurrency - len(self._state.held)
             version = self._state.weights.version if self._state.weights else 0
             leases, _, reason = await self._client.acquire(room, version, _ACQUIRE_WAIT_S)
@@ -168,6 +169,10 @@ class Worker:
                 self._state.held[lease.lease_id] = held
                 held.task = asyncio.create_task(self._generate(held), name=f"lease {lease.lease_id}")
             self._status.in_flight = len(self._state.held)
+
+    def _has_room(self) -> bool:
+        """Nothing more is leased than can be generated, nor while what is generated can't be handed in: its leases run."""
+        return len(self._state.held) < self._concurrency and self._status.outbox < self._concurrency
 
     async def _generate(self, held: _Held) -> None:
         """Generate one sample and put it into the outbox; always lets go of the lease."""
@@ -247,8 +252,14 @@ class Worker:
         while True:
             await self._posted.wait()
             self._posted.clear()
-            done = [await self._submit(identifier) for identifier in await asyncio.to_thread(self._outbox.waiting)]
-            self._status.outbox = len(self._outbox.waiting())
+            waiting = await asyncio.to_thread(self._outbox.waiting)
+            done: list[bool] = []
+            for start in range(0, len(waiting), _SUBMISSIONS_AT_ONCE):
+                some = waiting[start : start + _SUBMISSIONS_AT_ONCE]
+                done += await asyncio.gather(*(self._submit(identifier) for identifier in some))
+                self._status.outbox = len(self._outbox.waiting())
+                async with self._changed:
+                    self._changed.notify_all()
             if not all(done):
                 await asyncio.sleep(_RESUBMIT_S)
                 self._posted.set()
