@@ -43,7 +43,7 @@ PRESETS = {
     "smollm2": Preset(
         name="smollm2",
         model_name="SmolLM2-135M-Instruct",
-        versions=11,
+        versions=10,
         learning_rate=3e-5,
         groups_per_batch=6,
         group_size=16,
