@@ -20,7 +20,7 @@ import aiohttp
 from protocol.errors import BadSignature, SourceFault
 from protocol.manifest import Digest, Manifest, SignedEnvelope, manifest_digest, open_manifest
 from shardcast.bandwidth import Throttle
-from shardcast.config import ClientLimits, parse_keys, parse_sources
+from shardcast.config import ClientLimits, parse_keys, parse_source, parse_sources
 from shardcast.download import Download, OnShard
 from shardcast.metrics import ShardcastMetrics
 from shardcast.partial import PartialVersion
@@ -50,6 +50,7 @@ class ShardcastClient:
     """Pulls versions from many sources into one cache directory. One event loop; several processes may share a cache.
 
     `sources`: base URLs of relays and origins, preferred first. `pinned_keys`: the trainer's key ids.
+    `peers`, `own_id`: a relay's siblings, and the id it answers with itself; it takes from them what they have.
     `run_id`: if given, versions of another run are refused even when signed by a pinned key.
     Complete versions lie in `cache_dir/versions/<version>-<digest prefix>/`. Use as `async with`, or call `close`.
     """
@@ -60,6 +61,8 @@ class ShardcastClient:
         pinned_keys: Collection[str],
         cache_dir: Path | str,
         *,
+        peers: Sequence[str] = (),
+        own_id: str = "",
         limits: ClientLimits | None = None,
         run_id: str | None = None,
         max_mbit: float | None = None,
@@ -69,6 +72,8 @@ class ShardcastClient:
         store: VersionStore | None = None,
     ) -> None:
         self._urls = parse_sources(sources)
+        self._peers = [url for url in dict.fromkeys(map(parse_source, peers)) if url not in self._urls]
+        self._own_id = own_id
         self._pinned = parse_keys(pinned_keys)
         self._limits = limits or ClientLimits()
         self._run_id = run_id
@@ -205,7 +210,9 @@ class ShardcastClient:
             on_bytes=on_bytes,
             throttle=self._throttle,
             metrics=self._metrics,
+            rng=self._rng,
             clock=self._clock,
+            own_id=self._own_id,
         )
 
     async def _fill(
@@ -311,10 +318,12 @@ class ShardcastClient:
     def _opened(self) -> SourcePool:
         """The session needs a running loop, so it is made at the first use."""
         if self._pool is None:
-            self._session = new_session(self._limits)
+            session = self._session = new_session(self._limits)
             self._pool = SourcePool(
-                [Source(url, self._session, self._limits) for url in self._urls],
-                explore=self._limits.explore,
+                [
+                    Source(url, session, self._limits, peer=url in self._peers, asker=self._own_id)
+                    for url in (*self._urls, *self._peers)
+                ],
                 ban_s=self._limits.ban_s,
                 rng=self._rng,
                 clock=self._clock,
