@@ -219,7 +219,8 @@ class Download:
         flight.task = asyncio.create_task(self._attempt(source, pick.index, transfer.writer))
         done = False
         try:
-            whole = await ended(flight.task)
+            with self._pool.in_flight(source):  # counted before anybody else chooses
+                whole = await ended(flight.task)
             if whole and not flight.settled:
                 flight.settled = done = self._commit(transfer, source)
             if flight.hedge is not None and not flight.settled:
@@ -245,7 +246,8 @@ class Download:
         with self._partial.scratch(pick.index) as writer:
             flight.hedge = asyncio.create_task(self._attempt(source, pick.index, writer, quiet=True))
             try:
-                whole = await ended(flight.hedge)
+                with self._pool.in_flight(source):
+                    whole = await ended(flight.hedge)
                 if whole and writer.digest != self._shards[pick.index].digest:
                     self._pool.failed(source, Misbehaved(f"{source.url}: served wrong bytes for shard {pick.index}"))
                 elif whole and not flight.settled:
@@ -283,8 +285,7 @@ class Download:
         at_start = writer.received
         digest = self._shards[index].digest
         try:
-            with self._pool.in_flight(source):
-                await source.read_shard(digest, writer.size, at_start, self._write_to(writer, source, quiet))
+            await source.read_shard(digest, writer.size, at_start, self._write_to(writer, source, quiet))
         except SourceFault as fault:
             if isinstance(fault, (NotYet, Unknown)):
                 self._availability.retract(source.url, index)
