@@ -60,7 +60,7 @@ class Catalog:
         self.metrics = metrics
         self.server_id = server_id or secrets.token_hex(8)
         self._head: Head | None = None
-        self._changed = Pulse()
+        self.changed = Pulse()  # beats when the head, or what is here or on its way, changes
         self._closed = False
         if store.head is not None:
             self.announce(store.head)
@@ -76,7 +76,7 @@ class Catalog:
 
     async def wait_head(self, after: int | None, wait_s: float) -> Head | None:
         """The head once it is above `after` (None: once there is one), or None after `wait_s`."""
-        await self._changed.wait_until(lambda: self._is_news(after) or self._closed, wait_s)
+        await self.changed.wait_until(lambda: self._is_news(after) or self._closed, wait_s)
         return self._head if self._is_news(after) else None
 
     async def have(self, total: Digest, epoch: str, after: int, wait_s: float) -> Have | None:
@@ -84,7 +84,7 @@ class Catalog:
 
         The asker knows the first `after` of the list named `epoch`. None if nothing was new within `wait_s`.
         """
-        await self._changed.wait_until(lambda: self._closed or self.store.holds(total), wait_s)
+        await self.changed.wait_until(lambda: self._closed or self.store.holds(total), wait_s)
         return Have(self.role, self.server_id, complete=True) if self.store.holds(total) else None
 
     async def manifest_json(self, version: int, asker: Asker = Asker.CLIENT) -> bytes | None:
@@ -119,12 +119,12 @@ class Catalog:
     def close(self) -> None:
         """Answer all waiting clients now."""
         self._closed = True
-        self._changed.beat()
+        self.changed.beat()
 
     def _raise_head(self, head: Head) -> None:
         if self._head is None or head.version > self._head.version:
             self._head = head
-        self._changed.beat()
+        self.changed.beat()
         self._update_gauges()
 
     def _update_gauges(self) -> None:

@@ -50,7 +50,9 @@ def relay(
     trainer_key: TrainerKey,
     peer: Annotated[
         list[str] | None,
-        typer.Option("--peer", help="URL of a sibling: relays that fill from one another spare the origin. Repeatable."),
+        typer.Option(
+            "--peer", help="URL of a sibling: relays that fill from one another spare the origin. Repeatable."
+        ),
     ] = None,
     data_dir: DataDir = Path("shardcast-relay"),
     host: Host = "0.0.0.0",

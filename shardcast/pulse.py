@@ -11,6 +11,7 @@ class Pulse:
 
     def __init__(self) -> None:
         self._next = asyncio.Event()
+        self.waiting = 0  # tasks that wait now
 
     def beat(self) -> None:
         """Wake everyone who waits now."""
@@ -19,7 +20,11 @@ class Pulse:
 
     async def wait(self) -> None:
         """Return at the next beat."""
-        await self._next.wait()
+        self.waiting += 1
+        try:
+            await self._next.wait()
+        finally:
+            self.waiting -= 1
 
     async def wait_until(self, done: Callable[[], bool], wait_s: float) -> bool:
         """Look at `done` now and after each beat; says whether it came true within `wait_s`."""

@@ -98,7 +98,7 @@ class RelayCatalog(Catalog):
             incoming = next((each for each in self._incoming.values() if each.total == total), None)
             left = deadline - self._clock()
             if incoming is None or self.store.holds(total):
-                known = await self._changed.wait_until(lambda: self._knows(total), max(0.0, left))
+                known = await self.changed.wait_until(lambda: self._knows(total), max(0.0, left))
                 if self.store.holds(total) or not known or self._closed:
                     return await super().have(total, epoch, after, 0.0)
                 continue
@@ -205,7 +205,7 @@ class RelayCatalog(Catalog):
                 self._incoming[version] = incoming = Incoming(self.store, partial, self._client, locked.pop_all())
             incoming.task = asyncio.create_task(self._receive(incoming))
             incoming.task.add_done_callback(_note_outcome)
-            self._changed.beat()
+            self.changed.beat()
             return incoming
 
     async def _receive(self, incoming: Incoming) -> StoredVersion:
@@ -215,7 +215,7 @@ class RelayCatalog(Catalog):
         finally:
             await incoming.close()
             del self._incoming[incoming.version]
-            self._changed.beat()
+            self.changed.beat()
         log.info(
             "version %d is whole after %.1f s",
             stored.version,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from protocol.manifest import (
 from protocol.signing import Identity
 from shardcast.client import ShardcastClient
 from shardcast.config import ClientLimits, ServerLimits
+from shardcast.have import Have
 from shardcast.metrics import ShardcastMetrics
 from shardcast.origin import Origin
 from shardcast.publish import build_manifest
@@ -62,9 +64,11 @@ class Version:
         return data[shard.offset : shard.offset + shard.size]
 
 
-def make_version(folder: Path, version: int = 0, seed: int = 0, signer: Identity = TRAINER) -> Version:
+def make_version(
+    folder: Path, version: int = 0, seed: int = 0, signer: Identity = TRAINER, shards: int = SHARDS
+) -> Version:
     folder.mkdir(parents=True)
-    (folder / "model.safetensors").write_bytes(random.Random(f"{version}/{seed}").randbytes(SHARD * SHARDS - 100))
+    (folder / "model.safetensors").write_bytes(random.Random(f"{version}/{seed}").randbytes(SHARD * shards - 100))
     (folder / "config.json").write_text('{"the": "same in every version"}')
     manifest = build_manifest(folder, run_id="run", policy_version=version, shard_bytes=SHARD)
     return Version(folder, manifest, sign_manifest(manifest, signer))
@@ -91,6 +95,7 @@ class FakeSource:
     version: Version
     shard: Callable[[web.Request, bytes], Awaitable[web.StreamResponse]] | None = None
     manifest: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
+    have: Have | None = None
     asked: list[str] = field(default_factory=list)
     ranges: list[str] = field(default_factory=list)
 
@@ -100,6 +105,7 @@ class FakeSource:
         app.router.add_get("/v1/head", self._head)
         app.router.add_get("/v1/manifests/{version}", self._manifest)
         app.router.add_get("/v1/shards/{digest}", self._shard)
+        app.router.add_get("/v1/have/{digest}", self._have)
         async with listening(app, "127.0.0.1", 0, ServerLimits(shutdown_s=0.1)) as url:
             yield url
 
@@ -113,6 +119,11 @@ class FakeSource:
         if request.match_info["version"] != str(self.version.manifest.policy_version):
             raise web.HTTPNotFound
         return web.Response(body=envelope_to_json(self.version.envelope))
+
+    async def _have(self, request: web.Request) -> web.StreamResponse:
+        if self.have is None:
+            raise web.HTTPNotFound
+        return web.json_response(self.have.to_json())
 
     async def _shard(self, request: web.Request) -> web.StreamResponse:
         digest = request.match_info["digest"]
@@ -145,13 +156,16 @@ async def origin_in_process(data_dir: Path, **options: Any) -> AsyncIterator[tup
 
 @asynccontextmanager
 async def relay_in_process(
-    data_dir: Path, *upstream: str, limits: ClientLimits = FAST
+    data_dir: Path, *upstream: str, peers: Sequence[str] = (), port: int = 0, limits: ClientLimits = FAST
 ) -> AsyncIterator[tuple[str, RelayCatalog]]:
     metrics = ShardcastMetrics()
-    async with ShardcastClient(upstream, KEYS, data_dir, limits=limits, metrics=metrics) as client:
-        catalog = RelayCatalog(client.store, metrics, client, keep_last=2)
+    own_id = f"relay-{data_dir.name}"
+    async with ShardcastClient(
+        upstream, KEYS, data_dir, peers=peers, own_id=own_id, limits=limits, metrics=metrics
+    ) as client:
+        catalog = RelayCatalog(client.store, metrics, client, keep_last=2, server_id=own_id)
         app = ShardcastApp(catalog, ServerLimits()).build()
-        async with listening(app, "127.0.0.1", 0, ServerLimits(shutdown_s=0.1)) as url:
+        async with listening(app, "127.0.0.1", port, ServerLimits(shutdown_s=0.1)) as url:
             following = asyncio.create_task(catalog.follow())
             try:
                 yield url, catalog
@@ -159,6 +173,13 @@ async def relay_in_process(
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
                 await catalog.stop()
+
+
+def reserve_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def client(sources: list[str], cache: Path, **options: Any) -> ShardcastClient:
