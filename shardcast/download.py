@@ -37,7 +37,8 @@ _IDLE_S = 0.25
 class Download:
     """One run that fills one partial version. `on_shard` is called in the event loop for each verified shard.
 
-    `own_id`: the id of the relay that downloads, which makes it spare its origin; empty for everyone else.
+    `own_id`: the id of the relay that downloads, which makes it spare its origin; empty for everyone else. `busy`:
+    whether that relay has clients to serve all the time, so that it can be more patient with its siblings.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Download:
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
         own_id: str = "",
+        busy: Callable[[], bool] = lambda: False,
     ) -> None:
         self._partial = partial
         self._shards = partial.manifest.shards
@@ -67,6 +69,7 @@ class Download:
         self._rng = rng or random.Random()
         self._clock = clock
         self._own_id = own_id
+        self._busy = busy
         self._availability = Availability(len(self._shards))
         self._missing = bits.of(partial.missing)  # neither here nor on the way
         self._demanded = 0
@@ -126,9 +129,10 @@ class Download:
         while len(self._partial.have) < len(self._shards):
             now = self._clock()
             views = self._views(now)
+            wish = self._wish(views, now)
             pick = selection.choose(
                 views,
-                self._wish(views, now),
+                wish,
                 now,
                 self._rng,
                 explore=self._limits.explore,
@@ -136,7 +140,7 @@ class Download:
             )
             if pick is not None:
                 await self._fetch(pick)
-            elif (hedge := self._choose_hedge(views, now)) is not None:
+            elif (hedge := self._choose_hedge(views, wish, now)) is not None:
                 await self._hedge(hedge)
             else:
                 await self._pause()
@@ -176,12 +180,13 @@ class Download:
         elif self._backlog_since is None:
             self._backlog_since = now
         since = now - (now if self._backlog_since is None else self._backlog_since)
-        lag = selection.siblings_lag(backlog, self._siblings.rate(now), since, self._limits.sibling_patience_s)
+        patience = self._limits.sibling_patience_busy_s if self._busy() else self._limits.sibling_patience_s
+        lag = selection.siblings_lag(backlog, self._siblings.rate(now), since, patience)
         ids = {self._availability.of(url).server_id for url in siblings} - {""}
         own = selection.slice_of(ids, self._own_id, len(self._shards))
         return Wish(self._missing, bits.of(self._cut), own, spare=not lag)
 
-    def _choose_hedge(self, views: dict[str, View], now: float) -> Pick | None:
+    def _choose_hedge(self, views: dict[str, View], wish: Wish, now: float) -> Pick | None:
         flights = [
             selection.Flight(
                 flight.source.url,
@@ -193,7 +198,7 @@ class Download:
             for index, flight in self._flights.items()
             if flight.hedge is None and not flight.settled
         ]
-        return selection.choose_hedge(views, flights, now, most=self._limits.parallel_per_source)
+        return selection.choose_hedge(views, wish, flights, now, most=self._limits.parallel_per_source)
 
     async def _pause(self) -> None:
         """Wait for news. Raises SourceFault when all sources are dropped or the deadline has passed."""

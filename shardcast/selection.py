@@ -22,6 +22,7 @@ from shardcast.routing import SourceStats
 HEDGE_AFTER_S = 1.0  # younger requests are never hedged
 HEDGE_FACTOR = 2.0  # the second source must promise to be so many times faster than the first's rest
 HEDGE_UNKNOWN_S = 4.0  # where no source's speed is known, a request is a straggler after this
+SPARED_SILENCE_S = 5.0  # a sibling that sent nothing for so long is raced by the origin too
 LAG_GRACE_S = 3.0  # no judgement of siblings before they had this long
 
 
@@ -89,16 +90,18 @@ def choose(
 
 
 def choose_hedge(
-    views: Mapping[str, View], flights: Sequence[Flight], now: float, *, most: int, alone: Collection[int] = ()
+    views: Mapping[str, View], wish: Wish, flights: Sequence[Flight], now: float, *, most: int
 ) -> Pick | None:
-    """A second source for the worst straggler, or None if none is worth the bytes. `alone`: never hedged (again)."""
+    """A second source for the worst straggler, or None if none is worth the bytes."""
     best: tuple[float, Pick] | None = None
     for flight in flights:
-        if flight.index in alone or flight.elapsed < HEDGE_AFTER_S:
+        if flight.elapsed < HEDGE_AFTER_S:
             continue
         rest = _rest_s(flight)
         for name, view in views.items():
             if name == flight.source or not view.stats.is_ready(now) or view.stats.in_flight >= most:
+                continue
+            if view.spared and wish.spare and not (math.isinf(rest) and flight.elapsed > SPARED_SILENCE_S):
                 continue
             if not bits.has(view.have, flight.index) or not _worth(flight, rest, view.stats):
                 continue

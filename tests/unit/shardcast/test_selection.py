@@ -93,7 +93,7 @@ def flight(received: int, elapsed: float, source: str = "a", index: int = 1) -> 
 
 
 def hedge(*flights: Flight, **views: View) -> Pick | None:
-    return selection.choose_hedge(views, flights, 100.0, most=4)
+    return selection.choose_hedge(views, wish(), flights, 100.0, most=4)
 
 
 def test_a_straggler_is_asked_from_a_source_that_promises_to_be_much_faster() -> None:
@@ -122,3 +122,12 @@ def test_silence_is_judged_by_age() -> None:
 def test_the_worst_straggler_goes_first() -> None:
     bad, worse = flight(200_000, 3.0), flight(100_000, 3.0, index=2)
     assert hedge(bad, worse, b=view(1, 2)) == Pick("b", 2)
+
+
+def test_a_spared_source_races_only_a_sibling_that_sends_nothing() -> None:
+    origin = view(1, spared=True)
+    assert hedge(flight(200_000, 6.0), b=origin) is None
+    assert hedge(flight(0, 4.0), b=origin) is None
+    assert hedge(flight(0, 6.0), b=origin) == Pick("b", 1)
+    impatient = selection.choose_hedge({"b": origin}, wish(spare=False), [flight(200_000, 6.0)], 100.0, most=4)
+    assert impatient == Pick("b", 1)
