@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import operator
 import random
 import time
 from collections.abc import Callable
@@ -78,7 +80,8 @@ class Download:
         self._pulse = Pulse()
         self._last_byte = clock()
         self._siblings = RateMeter()
-        self._backlog_since: float | None = None
+        self._backlog_since: float | None = None  # since when siblings have something for us, at this busyness
+        self._backlog_busy = False
         self._copying = store is not None
 
     def demand(self, index: int) -> None:
@@ -171,20 +174,19 @@ class Download:
         siblings = [url for url, view in views.items() if not view.spared and view.alive]
         if not any(view.spared for view in views.values()):
             return Wish(self._missing, self._demanded | bits.of(self._cut))
-        held = 0
-        for url in siblings:
-            held |= views[url].have
-        backlog = (self._missing & held).bit_count() * self._shards[0].size
-        if not backlog:
-            self._backlog_since = None
-        elif self._backlog_since is None:
-            self._backlog_since = now
-        since = now - (now if self._backlog_since is None else self._backlog_since)
-        patience = self._limits.sibling_patience_busy_s if self._busy() else self._limits.sibling_patience_s
-        lag = selection.siblings_lag(backlog, self._siblings.rate(now), since, patience)
+        lag = self._siblings_lag([views[url].have for url in siblings], now)
         ids = {self._availability.of(url).server_id for url in siblings} - {""}
         own = selection.slice_of(ids, self._own_id, len(self._shards))
         return Wish(self._missing, bits.of(self._cut), own, spare=not lag)
+
+    def _siblings_lag(self, haves: list[int], now: float) -> bool:
+        held = functools.reduce(operator.or_, haves, 0)
+        backlog = (self._missing & held).bit_count() * self._shards[0].size
+        busy = self._busy()
+        if not backlog or busy != self._backlog_busy or self._backlog_since is None:
+            self._backlog_since, self._backlog_busy = now, busy
+        patience = self._limits.sibling_patience_busy_s if busy else self._limits.sibling_patience_s
+        return selection.siblings_lag(backlog, self._siblings.rate(now), now - self._backlog_since, patience)
 
     def _choose_hedge(self, views: dict[str, View], wish: Wish, now: float) -> Pick | None:
         flights = [

@@ -16,9 +16,9 @@ from shardcast.pulse import Pulse
 
 SHARE = 1 / 16
 _BURST_BYTES = 2**20
-_PATIENCE_S = 2.0  # a slice for a sibling waits no longer: slow clients must not starve it
-_WINDOW_S = 1.0
-_BUSY = 0.8
+_PATIENCE_S = 4.0  # a slice for a sibling waits no longer: slow clients must not starve it
+_WINDOW_S = 2.0
+_BUSY = 0.5
 
 
 class Manners:
@@ -34,9 +34,14 @@ class Manners:
 
     @property
     def busy(self) -> bool:
-        """Whether clients were being sent to most of the last second or so."""
+        """Whether clients were being sent to most of the last seconds."""
         self._look()
         return self._share_busy > _BUSY
+
+    def expect_clients(self) -> None:
+        """A version begins: whoever waited for it is about to ask."""
+        self._look()
+        self._share_busy = 1.0
 
     @contextlib.contextmanager
     def serving_client(self) -> Iterator[None]:

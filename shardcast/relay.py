@@ -158,6 +158,7 @@ class RelayCatalog(Catalog):
         """Begin a version, tell clients, and wait until it is whole."""
         manifest, envelope = await self._client.manifest(head.version, head.manifest_digest)
         incoming = await self._begin(manifest, envelope)
+        self.manners.expect_clients()
         self._raise_head(head)
         if incoming is not None and incoming.task is not None:
             await asyncio.shield(incoming.task)

@@ -28,8 +28,8 @@ from aiohttp.typedefs import Middleware
 
 from protocol.errors import UserError
 from protocol.manifest import MAX_ENVELOPE_BYTES, MAX_VERSION, Digest, InvalidManifest
-from shardcast.bandwidth import Throttle
 from shardcast.asker import FROM_HEADER, Asker, Kind
+from shardcast.bandwidth import Throttle
 from shardcast.catalog import Catalog, NotYet, OpenShard
 from shardcast.config import MIB, ServerLimits
 from shardcast.status_page import render_page
