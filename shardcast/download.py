@@ -14,6 +14,7 @@ import functools
 import operator
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,6 +78,7 @@ class Download:
         self._demanded = 0
         self._cut: dict[int, Transfer] = {}
         self._flights: dict[int, Flight] = {}
+        self._brought: Counter[str] = Counter()  # shards that came from each source
         self._pulse = Pulse()
         self._last_byte = clock()
         self._siblings = RateMeter()
@@ -133,14 +135,7 @@ class Download:
             now = self._clock()
             views = self._views(now)
             wish = self._wish(views, now)
-            pick = selection.choose(
-                views,
-                wish,
-                now,
-                self._rng,
-                explore=self._limits.explore,
-                most=self._limits.parallel_per_source,
-            )
+            pick = selection.choose(views, wish, now, self._rng, explore=self._limits.explore)
             if pick is not None:
                 await self._fetch(pick)
             elif (hedge := self._choose_hedge(views, wish, now)) is not None:
@@ -157,7 +152,9 @@ class Download:
         for url, stats in self._pool.stats.items():
             holding = self._availability.of(url)
             have = self._availability.full if blind else holding.have
-            views[url] = View(stats, have, holding.claims(now), url in spared)
+            # One at a time at first: six that begin together also end together, and nothing can be passed on before.
+            most = min(self._limits.parallel_per_source, 1 + self._brought[url])
+            views[url] = View(stats, have, holding.claims(now), url in spared, most)
         return views
 
     def _spared(self) -> set[str]:
@@ -200,7 +197,7 @@ class Download:
             for index, flight in self._flights.items()
             if flight.hedge is None and not flight.settled
         ]
-        return selection.choose_hedge(views, wish, flights, now, most=self._limits.parallel_per_source)
+        return selection.choose_hedge(views, wish, flights, now)
 
     async def _pause(self) -> None:
         """Wait for news. Raises SourceFault when all sources are dropped or the deadline has passed."""
@@ -298,6 +295,7 @@ class Download:
                 self._availability.retract(source.url, index)
             self._pool.failed(source, fault, progressed=writer.received > at_start)
             return False
+        self._brought[source.url] += 1
         seconds = self._clock() - begin
         self._pool.succeeded(source, writer.size - at_start, seconds)
         if self._metrics:

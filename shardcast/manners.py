@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from shardcast.pulse import Pulse
 
-SHARE = 1 / 16
+SHARE = 1 / 32
 _BURST_BYTES = 2**20
 _PATIENCE_S = 4.0  # a slice for a sibling waits no longer: slow clients must not starve it
 _WINDOW_S = 2.0

@@ -22,18 +22,26 @@ from shardcast.routing import SourceStats
 HEDGE_AFTER_S = 1.0  # younger requests are never hedged
 HEDGE_FACTOR = 2.0  # the second source must promise to be so many times faster than the first's rest
 HEDGE_UNKNOWN_S = 4.0  # where no source's speed is known, a request is a straggler after this
-SPARED_SILENCE_S = 5.0  # a sibling that sent nothing for so long is raced by the origin too
 LAG_GRACE_S = 3.0  # no judgement of siblings before they had this long
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One source at the moment of a choice: shards it has, and shards on their way to it, as bits."""
+    """One source at the moment of a choice: shards it has, and shards on their way to it, as bits.
+
+    `most`: requests in flight there at once.
+    """
 
     stats: SourceStats
     have: int
     coming: int = 0
     spared: bool = False
+    most: int = 4
+
+    @property
+    def full(self) -> bool:
+        """It has as many requests in flight as it should."""
+        return self.stats.in_flight >= self.most
 
     @property
     def alive(self) -> bool:
@@ -70,17 +78,15 @@ class Flight:
     elapsed: float
 
 
-def choose(
-    views: Mapping[str, View], wish: Wish, now: float, rng: random.Random, *, explore: float, most: int
-) -> Pick | None:
-    """The next request, or None if there is nothing to ask now. `most`: requests in flight per source."""
+def choose(views: Mapping[str, View], wish: Wish, now: float, rng: random.Random, *, explore: float) -> Pick | None:
+    """The next request, or None if there is nothing to ask now."""
     elsewhere = _union(view.have | view.coming for view in views.values() if not view.spared and view.alive)
     offers: dict[str, int] = {}
     for name, view in views.items():
         offer = wish.missing & view.have
         if view.spared and wish.spare:
             offer &= ~elsewhere
-        if offer and view.stats.in_flight < most:
+        if offer and not view.full:
             offers[name] = offer
     chosen = routing.choose({each: views[each].stats for each in offers}, now, rng, explore)
     if chosen is None:
@@ -89,9 +95,7 @@ def choose(
     return Pick(chosen, _choose_index(offers[chosen], others, wish, views[chosen].spared, rng))
 
 
-def choose_hedge(
-    views: Mapping[str, View], wish: Wish, flights: Sequence[Flight], now: float, *, most: int
-) -> Pick | None:
+def choose_hedge(views: Mapping[str, View], wish: Wish, flights: Sequence[Flight], now: float) -> Pick | None:
     """A second source for the worst straggler, or None if none is worth the bytes."""
     best: tuple[float, Pick] | None = None
     for flight in flights:
@@ -99,9 +103,9 @@ def choose_hedge(
             continue
         rest = _rest_s(flight)
         for name, view in views.items():
-            if name == flight.source or not view.stats.is_ready(now) or view.stats.in_flight >= most:
+            if name == flight.source or not view.stats.is_ready(now) or view.full:
                 continue
-            if view.spared and wish.spare and not (math.isinf(rest) and flight.elapsed > SPARED_SILENCE_S):
+            if view.spared and wish.spare:
                 continue
             if not bits.has(view.have, flight.index) or not _worth(flight, rest, view.stats):
                 continue
