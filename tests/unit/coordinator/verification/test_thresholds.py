@@ -84,5 +84,5 @@ def test_a_run_takes_its_thresholds_from_the_file_or_in_place(tmp_path: Path) ->
 def test_a_run_without_thresholds_is_told_to_calibrate() -> None:
     with pytest.raises(UserError, match="names no thresholds: `coordinator calibrate"):
         thresholds_of(VerificationSection())
-    with pytest.raises(UserError, match="no thresholds in /nowhere/t.toml yet: `coordinator calibrate"):
+    with pytest.raises(UserError, match=r"no thresholds in /nowhere/t\.toml yet: `coordinator calibrate"):
         thresholds_of(VerificationSection(thresholds_file=Path("/nowhere/t.toml")))
