@@ -17,10 +17,11 @@ from shardcast.catalog import Catalog
 from shardcast.client import ShardcastClient
 from shardcast.config import RELAY_LIMITS, ServerLimits, parse_keys, parse_sources
 from shardcast.discovery import Coordinator
+from shardcast.listen import listening
 from shardcast.metrics import ShardcastMetrics
 from shardcast.origin import Origin
 from shardcast.relay import RelayCatalog
-from shardcast.server import ShardcastApp, listening
+from shardcast.server import ShardcastApp
 from shardcast.storage import VersionStore, serve_alone
 
 log = logging.getLogger("shardcast")

@@ -27,11 +27,12 @@ from protocol.signing import Identity
 from shardcast.client import ShardcastClient
 from shardcast.config import ClientLimits, ServerLimits
 from shardcast.have import Have
+from shardcast.listen import listening
 from shardcast.metrics import ShardcastMetrics
 from shardcast.origin import Origin
 from shardcast.publish import build_manifest
 from shardcast.relay import RelayCatalog
-from shardcast.server import ShardcastApp, listening
+from shardcast.server import ShardcastApp
 from shardcast.storage import VersionStore
 
 TRAINER = Identity.from_seed(b"t" * 32)
