@@ -120,6 +120,12 @@ class VersionStore:
         with self._index_lock:
             return sorted(self._versions)
 
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Bytes of each complete version."""
+        with self._index_lock:
+            return {version: stored.manifest.total_bytes for version, stored in self._versions.items()}
+
     def locate(self, digest: Digest) -> ShardLocation | None:
         """Where a complete version holds the bytes with this digest."""
         with self._index_lock:
