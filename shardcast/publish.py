@@ -27,6 +27,7 @@ from protocol.manifest import (
     sign_manifest,
     tree_digest,
 )
+from protocol.rotation import MAX_CHAIN_BYTES, InvalidRotation, chain_from_json
 from protocol.signing import Identity
 from shardcast.config import DEFAULT_SHARD_BYTES, MIB, parse_source
 from shardcast.layout import incoming_folder, list_files
@@ -127,6 +128,19 @@ async def next_version(origin_url: str) -> int:
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
         reason = str(error) or type(error).__name__
         raise OurFault(f"can't ask {origin_url} for its versions: {reason}; start `shardcast origin`") from error
+
+
+async def key_rotations(origin_url: str) -> list[SignedEnvelope]:
+    """The statements that rotated the trainer's key, unchecked, as an origin keeps them. Raises OurFault."""
+    url = parse_source(origin_url) + "/v1/keys"
+    timeout = aiohttp.ClientTimeout(total=ANNOUNCE_TIMEOUT_S)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
+            response.raise_for_status()
+            return chain_from_json(await response.content.read(MAX_CHAIN_BYTES + 1))
+    except (aiohttp.ClientError, TimeoutError, OSError, InvalidRotation) as error:
+        reason = str(error) or type(error).__name__
+        raise OurFault(f"can't ask {origin_url} for rotations of the key: {reason}") from error
 
 
 async def _error(response: aiohttp.ClientResponse) -> str:
