@@ -72,7 +72,7 @@ def is_newcomer(standing: Standing, probation_rollouts: int) -> bool:
 
 
 def entries_for_rejection(
-    worker_id: str, rollout_id: str, reason: RejectionReason, detail: str, standing: Standing, max_strikes: int
+    worker_id: str, rollout_id: str | None, reason: RejectionReason, detail: str, standing: Standing, max_strikes: int
 ) -> tuple[Entry, ...]:
     """What a rejection adds: nothing if blameless, a ban if fraud, else a strike, and a ban at `max_strikes`."""
     if reason in BLAMELESS:

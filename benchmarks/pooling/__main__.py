@@ -32,7 +32,8 @@ def main() -> None:
     options = _options()
     set_up_logging()
     torch.set_num_threads(options.threads)
-    measured = store.load(options.measured) if options.measured else _measure(options)
+    measured = store.load(options.measured) if options.measured else {}
+    measured |= _measure(options)
     if options.keep:
         store.save(options.keep, measured)
     honest = {name: found for name, found in measured.items() if name in HONEST or name.startswith(_VLLM)}
@@ -50,10 +51,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--long-tokens", type=int, default=64, help="of the longer half")
     parser.add_argument("--batch", type=int, default=32, help="rollouts that the engine generates side by side")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--vllm", action="store_true", help="measure honest rollouts of vLLM, too")
+    parser.add_argument("--only", nargs="*", help=f"workers to measure: of {', '.join((*HONEST, *ATTACKS, _VLLM))}")
     parser.add_argument("--calibrate", action="store_true", help="bounds from one half of the honest rollouts")
+    parser.add_argument("--seed", type=int, default=0, help="of the issued seeds")
     parser.add_argument("--keep", type=Path, help="write what was measured to this file")
-    parser.add_argument("--measured", type=Path, help="take what was measured from this file")
+    parser.add_argument("--measured", type=Path, help="take what was measured before from this file")
     parser.add_argument("--months", type=int, default=10_000, help="honest worker-months to simulate")
     parser.add_argument("--rollouts-per-month", type=int, default=1_000)
     parser.add_argument("--workers", type=int, default=500, help="cheating workers to simulate, per attack")
@@ -65,26 +67,27 @@ def _measure(options: argparse.Namespace) -> dict[str, list[Measured]]:
     verifier = Verifier(options.model)
     found: dict[str, list[Measured]] = {}
 
-    def requests(seed: int) -> list:  # type: ignore[type-arg]
-        return make_requests(
-            options.model, count=options.rollouts, long_tokens=options.long_tokens, eos=(eos,), seed=seed
+    for number, name in enumerate((*HONEST, *ATTACKS, _VLLM)):
+        if name not in (options.only if options.only is not None else (*HONEST, *ATTACKS)):
+            continue
+        begun = time.perf_counter()
+        requests = make_requests(
+            options.model,
+            count=options.rollouts,
+            long_tokens=options.long_tokens,
+            eos=(eos,),
+            seed=1000 * options.seed + number,
         )
-
-    def note(name: str, claims: Sequence, begun: float) -> None:  # type: ignore[type-arg]
+        if name == _VLLM:
+            claims = vllm_honest.generate(
+                options.model, requests, model_shape(options.model), side_by_side=options.batch
+            )
+        else:
+            dtype = HONEST.get(name, torch.bfloat16)
+            engine = BatchEngine(options.model, dtype=dtype, batch=options.batch, attack=ATTACKS.get(name))
+            claims = engine.generate(requests)
         found[name] = verifier.measure(claims)
         print(f"measured {name}: {len(claims)} rollouts, {time.perf_counter() - begun:.0f} s", flush=True)
-
-    for number, (name, dtype) in enumerate(HONEST.items()):
-        begun = time.perf_counter()
-        note(name, BatchEngine(options.model, dtype=dtype, batch=options.batch).generate(requests(number)), begun)
-    for number, (name, attack) in enumerate(ATTACKS.items(), start=100):
-        begun = time.perf_counter()
-        engine = BatchEngine(options.model, dtype=torch.bfloat16, batch=options.batch, attack=attack)
-        note(name, engine.generate(requests(number)), begun)
-    if options.vllm:
-        begun = time.perf_counter()
-        shape = model_shape(options.model)
-        note(_VLLM, vllm_honest.generate(options.model, requests(50), shape, side_by_side=options.batch), begun)
     return found
 
 
@@ -113,7 +116,9 @@ def _of(measured: Sequence[Measured], test: str, low: int, high: int) -> list[fl
 def _print_bounds(pooled: Pooled) -> None:
     for test in pooled.tests:
         for each in test.classes if test.name in NUMERIC else ():
-            print(f"{test.name:>16} from {each.tokens_min:>2} tokens: {each.floor:.4g} .. {each.mean:.4g} .. {each.cap:.4g}")
+            print(
+                f"{test.name:>16} from {each.tokens_min:>2} tokens: {each.floor:.4g} .. {each.mean:.4g} .. {each.cap:.4g}"
+            )
 
 
 def _report(
@@ -129,7 +134,10 @@ def _report(
         held_out = rollouts[1::2] if name in honest else rollouts
         rejected = sum(not each.accepted for each in rollouts) / len(rollouts)
         delay = delays(held_out, tests, workers=options.workers, rollouts_max=3_000)
-        found[name] = {"rejected": rejected, **{k: _finite(getattr(delay, k)) for k in ("median_tokens", "p90_tokens", "median_rollouts")}}
+        found[name] = {
+            "rejected": rejected,
+            **{k: _finite(getattr(delay, k)) for k in ("median_tokens", "p90_tokens", "median_rollouts")},
+        }
         print(
             f"{name:>14} {len(rollouts):>8} {rejected:>8.1%} | {delay.median_tokens:>8.0f} {delay.p90_tokens:>8.0f}"
             f"  {delay.first_test if delay.alarmed else 'none'} ({delay.alarmed:.0%} of workers)"

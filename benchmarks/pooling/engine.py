@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.pooling.attacks import Attack
 from coordinator.verification.checks import Claim
-from coordinator.verification.replay import gumbel
+from coordinator.verification.replay import replay
 from coordinator.verification.weights import build_module
 from protocol import toploc
 from protocol.rollout import Rollout, SamplingParams, Segment, StopReason, VersionSpan
-
-from benchmarks.pooling.attacks import Attack
 
 DIGEST = "sha256:" + "0" * 64
 
@@ -44,10 +43,11 @@ class BatchEngine:
             attack(self._model)
 
     def generate(self, requests: Sequence[Request]) -> list[Claim]:
-        """A claim for each request, as a worker would submit it."""
+        """A claim for each request, as a worker would submit it, at temperature 1. Similar lengths go side by side."""
         claims: list[Claim] = []
-        for at in range(0, len(requests), self._batch):
-            claims += self._batch_of(requests[at : at + self._batch])
+        ordered = sorted(requests, key=lambda request: request.sampling.max_tokens)
+        for at in range(0, len(ordered), self._batch):
+            claims += self._batch_of(ordered[at : at + self._batch])
         return claims
 
     @torch.inference_mode()
@@ -77,12 +77,22 @@ class BatchEngine:
 
     def _step(self, rows: list[_Row], hidden_BD: torch.Tensor) -> torch.Tensor:
         """Choose a token for each row that goes on; what is fed next."""
-        logits_BV = self._model.get_output_embeddings()(hidden_BD).float()
+        scores_BV = self._model.get_output_embeddings()(hidden_BD).float().log_softmax(-1)
+        drawn = replay(
+            scores_BV,
+            scores_BV.exp(),
+            seeds_N=torch.tensor([row.request.seed for row in rows]),
+            positions_N=torch.tensor([row.position for row in rows]),
+            tokens_N=scores_BV.argmax(-1),
+        )
+        logprobs_B = scores_BV.gather(1, drawn.winners_N[:, None])[:, 0]
         bits_BD = hidden_BD.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
-        tokens = []
-        for row, logits_V, bits_D in zip(rows, logits_BV, bits_BD, strict=True):
-            tokens.append(0 if row.done else row.extend(logits_V, bits_D))
-        return torch.tensor(tokens)
+        for row, token, logprob, bits_D in zip(
+            rows, drawn.winners_N.tolist(), logprobs_B.tolist(), bits_BD, strict=True
+        ):
+            if not row.done:
+                row.extend(token, logprob, bits_D)
+        return drawn.winners_N
 
 
 class _Row:
@@ -101,18 +111,15 @@ class _Row:
             self._tokens[-1] in sampling.eos_token_ids or len(self._tokens) >= sampling.max_tokens
         )
 
-    def extend(self, logits_V: torch.Tensor, bits_D: np.ndarray) -> int:
-        scores_V = (logits_V / self.request.sampling.temperature).log_softmax(-1)
-        position = len(self.request.prompt_token_ids) + len(self._tokens) - 1
-        ids_V = torch.arange(len(scores_V))
-        noise_V = gumbel(
-            torch.full_like(ids_V, self.request.seed), torch.full_like(ids_V, position), ids_V
-        )
-        token = int((scores_V.double() + noise_V).argmax())
+    @property
+    def position(self) -> int:
+        """Of the token fed last."""
+        return len(self.request.prompt_token_ids) + len(self._tokens) - 1
+
+    def extend(self, token: int, logprob: float, bits_D: np.ndarray) -> None:
         self._tokens.append(token)
-        self._logprobs.append(float(scores_V[token]))
+        self._logprobs.append(logprob)
         self._bits.append(bits_D.copy())
-        return token
 
     def claim(self, config: Any) -> Claim:
         tokens = tuple(self._tokens)

@@ -12,7 +12,9 @@ from coordinator.verification.pooling import Statistic
 
 
 def save(path: Path, measured: Mapping[str, Sequence[Measured]]) -> None:
-    path.write_text(json.dumps({name: [dataclasses.asdict(each) for each in found] for name, found in measured.items()}))
+    path.write_text(
+        json.dumps({name: [dataclasses.asdict(each) for each in found] for name, found in measured.items()})
+    )
 
 
 def load(path: Path) -> dict[str, list[Measured]]:

@@ -43,7 +43,7 @@ async def standing(connection: AsyncConnection, worker_id: str) -> Standing | No
     row = (await connection.execute(select(workers).where(workers.c.worker_id == worker_id))).first()
     if row is None:
         return None
-    return Standing(row.credits, row.strikes, row.accepted, row.banned, row.ban_reason)
+    return Standing(row.credits, row.strikes, row.accepted, row.banned, row.ban_reason, row.clean_tokens)
 
 
 async def add_entries(connection: AsyncConnection, entries: Iterable[Entry], at: float) -> None:
@@ -74,6 +74,7 @@ async def _apply(connection: AsyncConnection, worker_id: str, added: list[Entry]
     assert before is not None, f"ledger entry for unknown worker {worker_id}"
     delta = fold(added)
     pardoned = any(entry.kind is EntryKind.PARDON for entry in added)
+    unclean = pardoned or any(entry.kind is EntryKind.STRIKE for entry in added)
     banned, reason = before.banned, before.ban_reason
     if pardoned or delta.banned:
         banned, reason = delta.banned, delta.ban_reason
@@ -86,6 +87,7 @@ async def _apply(connection: AsyncConnection, worker_id: str, added: list[Entry]
             strikes=delta.strikes if pardoned else before.strikes + delta.strikes,
             banned=banned,
             ban_reason=reason,
+            clean_tokens=delta.clean_tokens if unclean else before.clean_tokens + delta.clean_tokens,
         )
     )
 

@@ -115,11 +115,6 @@ def is_alarmed(evidence: Evidence, test: PooledTest, pooled: Pooled) -> bool:
     return evidence.log_e >= alarm_level(test, pooled)
 
 
-def is_watched(evidence: Evidence, test: PooledTest, pooled: Pooled) -> bool:
-    """Whether the evidence is worth a closer look, long before it is an alarm."""
-    return evidence.log_e >= pooled.watch * alarm_level(test, pooled)
-
-
 def restarted(evidence: Evidence) -> Evidence:
     """After an alarm: the games begin again, the counts go on."""
     return replace(evidence, bets=Evidence(evidence.test).bets)

@@ -101,6 +101,7 @@ class Thresholds:
         return dataclasses.asdict(self)
 
 
+_DEFAULTS_SHAPE = (576, 49152)  # hidden size and vocabulary of the model that DEFAULTS were measured on
 DEFAULTS = Thresholds(
     chunks=(
         ChunkThresholds(1, 20, 12, 6.5, 5.0),
@@ -121,3 +122,13 @@ DEFAULTS = Thresholds(
     ),
     pooled=DEFAULT_POOLED,
 )
+
+
+def thresholds_of_run(fields: Mapping[str, Any], hidden_size: int, vocab_size: int) -> Thresholds:
+    """The run file's own thresholds, else the defaults. On another model than theirs, what honest workers average is not
+    known, so that there the tests over many rollouts alert and ban nobody. Raises UserError that names the field."""
+    if fields:
+        return Thresholds.from_mapping(fields)
+    if (hidden_size, vocab_size) == _DEFAULTS_SHAPE:
+        return DEFAULTS
+    return dataclasses.replace(DEFAULTS, pooled=DEFAULTS.pooled.alerts_only())

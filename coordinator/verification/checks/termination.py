@@ -50,9 +50,7 @@ class EosCheck:
         if claim.rollout.stop_reason is not StopReason.EOS:
             return CheckResult(True)
         logprob = float(prefill.logprobs_T[-1])
-        result = CheckResult(
-            True, metrics={EOS_LOGPROB: logprob}, admitted={EOS_LOGPROB: self._logprob_min}
-        )
+        result = CheckResult(True, metrics={EOS_LOGPROB: logprob}, admitted={EOS_LOGPROB: self._logprob_min})
         if logprob >= self._logprob_min:
             return result
         return result.failing(
