@@ -87,6 +87,7 @@ async def compare_group(connection: AsyncConnection, group_id: str, pooled: Pool
     if not await store.begin_comparison(connection, group_id):
         return []
     group = await groups.get(connection, group_id)
+    assert group is not None
     members = await store.members(connection, group_id)
     found = compare(
         members,

@@ -9,6 +9,8 @@ from hashlib import sha256
 from typing import Any
 
 PROOF_CHUNK_TOKENS = 32
+EOS_LOGPROB = "eos_logprob"
+AT_LEAST = frozenset({EOS_LOGPROB})  # metrics whose bound is a least one; all others have a largest
 
 
 class Author(enum.IntEnum):

@@ -33,9 +33,7 @@ def main() -> None:
     set_up_logging()
     torch.set_num_threads(options.threads)
     measured = store.load(options.measured) if options.measured else {}
-    measured |= _measure(options)
-    if options.keep:
-        store.save(options.keep, measured)
+    _measure(options, measured)
     honest = {name: found for name, found in measured.items() if name in HONEST or name.startswith(_VLLM)}
     pooled = DEFAULTS.pooled
     if options.calibrate:
@@ -62,11 +60,10 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _measure(options: argparse.Namespace) -> dict[str, list[Measured]]:
+def _measure(options: argparse.Namespace, found: dict[str, list[Measured]]) -> None:
+    """Add what each worker's rollouts are measured to be to `found`."""
     eos = json.loads((options.model / "config.json").read_text())["eos_token_id"]
     verifier = Verifier(options.model)
-    found: dict[str, list[Measured]] = {}
-
     for number, name in enumerate((*HONEST, *ATTACKS, _VLLM)):
         if name not in (options.only if options.only is not None else (*HONEST, *ATTACKS)):
             continue
@@ -86,9 +83,10 @@ def _measure(options: argparse.Namespace) -> dict[str, list[Measured]]:
             dtype = HONEST.get(name, torch.bfloat16)
             engine = BatchEngine(options.model, dtype=dtype, batch=options.batch, attack=ATTACKS.get(name))
             claims = engine.generate(requests)
-        found[name] = verifier.measure(claims)
+        found[name] = [*found.get(name, []), *verifier.measure(claims)]
+        if options.keep:
+            store.save(options.keep, found)
         print(f"measured {name}: {len(claims)} rollouts, {time.perf_counter() - begun:.0f} s", flush=True)
-    return found
 
 
 def _calibrated(honest: Mapping[str, Sequence[Measured]]) -> tuple[PooledTest, ...]:

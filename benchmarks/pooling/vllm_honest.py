@@ -33,12 +33,10 @@ async def _generate(
 
 
 async def _one(engine: VllmEngine, request: Request) -> Generation:
-    last: object = None
     wanted = GenerationRequest(request.name, request.prompt_token_ids, request.sampling, request.seed)
-    async for last in engine.generate(wanted):
-        pass
-    assert isinstance(last, Generation)
-    return last
+    events = [event async for event in engine.generate(wanted)]
+    assert isinstance(events[-1], Generation), "the last is the whole"
+    return events[-1]
 
 
 def _claim(found: Generation, request: Request, shape: tuple[int, int]) -> Claim:

@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING
 
 from coordinator.verification.checks.base import CheckResult, Claim
 from coordinator.verification.thresholds import Thresholds
-from protocol.rollout import Author, RejectionReason, StopReason
+from protocol.rollout import EOS_LOGPROB, Author, RejectionReason, StopReason
 
 if TYPE_CHECKING:
     from coordinator.verification.prefill import PrefillResult
-
-EOS_LOGPROB = "eos_logprob"  # the one metric whose bound is a least
 
 
 class TerminationCheck:
