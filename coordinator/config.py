@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from coordinator.leasing import Scheduling
 from protocol.errors import UserError, explain_validation
+from protocol.runfile import read_run_file
 from protocol.signing import public_key
 
 _RUN_ID_LENGTH = 64
@@ -102,7 +102,7 @@ class EnvironmentSection(_Section):
 
 
 class VerificationSection(_Section):
-    """How rollouts are verified. `thresholds`: see coordinator.verification.thresholds."""
+    """How rollouts are verified. `thresholds_file`: what `coordinator calibrate` wrote; or `thresholds`, the same in place."""
 
     audit_fraction: float = Field(1.0, gt=0, le=1)
     max_strikes: int = Field(3, ge=1)
@@ -112,6 +112,13 @@ class VerificationSection(_Section):
     claim_term_s: float = Field(120.0, gt=0)
     threads: int = Field(1, ge=1)
     thresholds: dict[str, Any] = {}
+    thresholds_file: Path | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> VerificationSection:
+        if self.thresholds and self.thresholds_file is not None:
+            raise ValueError("thresholds and thresholds_file are both given: keep one")
+        return self
 
 
 class ServerSection(_Section):
@@ -161,14 +168,7 @@ class RunFile(_Section):
 
 def load_run_file(path: Path) -> RunFile:
     """Read and check a run file. Raises UserError that names the file, the field and what to do."""
-    try:
-        values = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"there is no run file {path}: `coordinator init` writes one") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the run file {path}: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from error
+    values = read_run_file(path)
     try:
         run_file = RunFile(**values)
     except ValidationError as error:
@@ -179,6 +179,7 @@ def load_run_file(path: Path) -> RunFile:
 def _resolve(run_file: RunFile, folder: Path) -> RunFile:
     """Make relative paths relative to the run file's folder."""
     database = run_file.run.database
+    thresholds_file = run_file.verification.thresholds_file
     prefix = "sqlite+aiosqlite:///"
     if database.startswith(prefix) and not database.startswith(prefix + "/"):
         database = prefix + str(folder / database.removeprefix(prefix))
@@ -186,6 +187,9 @@ def _resolve(run_file: RunFile, folder: Path) -> RunFile:
         update={
             "run": run_file.run.model_copy(update={"database": database}),
             "model": run_file.model.model_copy(update={"path": folder / run_file.model.path}),
+            "verification": run_file.verification.model_copy(
+                update={"thresholds_file": thresholds_file and folder / thresholds_file}
+            ),
         }
     )
 

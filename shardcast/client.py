@@ -18,10 +18,12 @@ from types import TracebackType
 import aiohttp
 
 from protocol.errors import BadSignature, SourceFault
-from protocol.manifest import Digest, Manifest, SignedEnvelope, manifest_digest, open_manifest
+from protocol.manifest import Digest, InvalidManifest, Manifest, SignedEnvelope, manifest_digest
+from shardcast.asker import CLIENT, Asker, Kind
 from shardcast.bandwidth import Throttle
-from shardcast.config import ClientLimits, parse_keys, parse_sources
+from shardcast.config import ClientLimits, parse_keys, parse_source, parse_sources
 from shardcast.download import Download, OnShard
+from shardcast.manners import Manners
 from shardcast.metrics import ShardcastMetrics
 from shardcast.partial import PartialVersion
 from shardcast.pool import SourcePool
@@ -32,7 +34,10 @@ from shardcast.storage import StoredVersion, VersionStore
 log = logging.getLogger("shardcast")
 
 _RETRY_PAUSE_S = 0.5
+_HEAD_GRACE_S = 0.5
+_KEYS_EVERY_S = 30.0
 _MANIFESTS_KEPT = 8
+_MAX_PEERS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ class ShardcastClient:
     """Pulls versions from many sources into one cache directory. One event loop; several processes may share a cache.
 
     `sources`: base URLs of relays and origins, preferred first. `pinned_keys`: the trainer's key ids.
+    `peers`, `own_id`: a relay's siblings, and the id it answers with itself; it takes from them what they have.
     `run_id`: if given, versions of another run are refused even when signed by a pinned key.
     Complete versions lie in `cache_dir/versions/<version>-<digest prefix>/`. Use as `async with`, or call `close`.
     """
@@ -60,6 +66,8 @@ class ShardcastClient:
         pinned_keys: Collection[str],
         cache_dir: Path | str,
         *,
+        peers: Sequence[str] = (),
+        own_id: str = "",
         limits: ClientLimits | None = None,
         run_id: str | None = None,
         max_mbit: float | None = None,
@@ -69,15 +77,18 @@ class ShardcastClient:
         store: VersionStore | None = None,
     ) -> None:
         self._urls = parse_sources(sources)
-        self._pinned = parse_keys(pinned_keys)
+        self._peers = [url for url in dict.fromkeys(map(parse_source, peers)) if url not in self._urls]
+        self.own_id = own_id
+        self.manners = Manners(clock)
         self._limits = limits or ClientLimits()
         self._run_id = run_id
         self._throttle = Throttle.from_mbit(max_mbit)
         self._metrics = metrics
         self._rng = rng or random.Random()
         self._clock = clock
-        self.store = store or VersionStore(Path(cache_dir), self._pinned, durable=False)
+        self.store = store or VersionStore(Path(cache_dir), parse_keys(pinned_keys), durable=False)
         self._manifests: dict[Digest, tuple[Manifest, SignedEnvelope]] = {}
+        self._keys_asked: dict[str, float] = {}  # when each source was last asked for rotations of the key
         self._announced = -1  # the newest version that was proven to exist
         self._session: aiohttp.ClientSession | None = None
         self._pool: SourcePool | None = None
@@ -104,21 +115,25 @@ class ShardcastClient:
     async def head(self, after: int | None = None, wait_s: float = 0.0) -> Head | None:
         """The newest version above `after`, believed only with its signed manifest; None if none came in time.
 
-        Without `after` the highest that any source proves now. With it, all sources are asked at once and the first
-        that proves a newer version decides. Raises SourceFault if every source failed.
+        Without `after` the highest that any source proves now, or else the first that comes. With it, all sources are
+        asked at once and the first that proves a newer version decides. Raises SourceFault if every source failed.
         """
         deadline = self._clock() + wait_s
+        wait = 0.0 if after is None else wait_s  # what is there already is not held up by a source that has nothing
         while True:
             pause = min(max(self._opened().next_ready() or 0.0, _RETRY_PAUSE_S), 30.0)
             try:
-                found = await self._ask_heads(after, max(0.0, deadline - self._clock()))
+                found = await self._ask_heads(after, wait)
             except SourceFault:
                 if self._clock() + pause >= deadline:
                     raise
             else:
                 if found is not None or self._clock() >= deadline:
                     return found
+                pause = 0.0 if after is None else pause
+            after = -1 if after is None else after
             await asyncio.sleep(max(0.0, min(pause, deadline - self._clock())))
+            wait = max(0.0, deadline - self._clock())
 
     async def manifest(
         self, version: int, expected_digest: Digest | str | None = None
@@ -181,6 +196,16 @@ class ShardcastClient:
             self._metrics.set_versions(version, self._announced)
         return stored.path
 
+    def add_peers(self, urls: Iterable[str]) -> None:
+        """Siblings more, from the next version on. Known ones stay; so many at most that they can all be asked."""
+        for url in map(parse_source, urls):
+            if url in self._urls or url in self._peers or len(self._peers) >= _MAX_PEERS:
+                continue
+            self._peers.append(url)
+            if self._pool is not None and self._session is not None:
+                self._pool.add(Source(url, self._session, self._limits, peer=True, asker=self._as_sibling))
+            log.info("a sibling: %s", url, extra={"action": "add_peer", "source": url})
+
     def prune(self, keep: Iterable[int]) -> list[int]:
         """Remove every complete version but these; their numbers stay bound. Returns what was removed. Blocking.
 
@@ -205,7 +230,10 @@ class ShardcastClient:
             on_bytes=on_bytes,
             throttle=self._throttle,
             metrics=self._metrics,
+            rng=self._rng,
             clock=self._clock,
+            own_id=self.own_id,
+            busy=lambda: self.manners.busy,
         )
 
     async def _fill(
@@ -236,31 +264,31 @@ class ShardcastClient:
         sources = pool.usable()
         if not sources:
             raise SourceFault(f"every source was dropped: {pool.report()}")
-        tasks = [asyncio.create_task(self._proven_head(source, after, wait_s)) for source in sources]
-        faults = 0
-        best: Head | None = None
+        tasks = {asyncio.create_task(self._proven_head(source, after, wait_s)) for source in sources}
+        found: list[Head | None] = []
+        waiting = set(tasks)
         try:
-            for task in asyncio.as_completed(tasks):
-                try:
-                    found = await task
-                except SourceFault:
-                    faults += 1
-                    continue
-                if found is not None and (best is None or found.version > best.version):
-                    best = found
-                if best is not None and after is not None:
-                    return best
+            while waiting:
+                # Once one has proven a head, the others have a moment to prove a newer one.
+                grace = _HEAD_GRACE_S if any(found) else None
+                ended, waiting = await asyncio.wait(waiting, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+                found += [task.result() for task in ended if task.exception() is None]
+                for task in ended:
+                    _raise_unless_source_fault(task)
+                if any(found) and (after is not None or not ended):
+                    break
         finally:
-            for pending in tasks:
-                pending.cancel()
+            for task in tasks:
+                task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        if best is None and faults == len(tasks):
+        if not found:
             raise SourceFault(f"no source answers: {pool.report()}")
-        return best
+        return max((head for head in found if head is not None), key=lambda head: head.version, default=None)
 
     async def _proven_head(self, source: Source, after: int | None, wait_s: float) -> Head | None:
         pool = self._opened()
         try:
+            await self._follow_keys(source)
             head = await source.head(after, wait_s)
             if head is None or (after is not None and head.version <= after):
                 return None
@@ -276,10 +304,11 @@ class ShardcastClient:
         """Ask one source and check everything. Raises Misbehaved, Unavailable."""
         if expected is not None and expected in self._manifests:
             return self._manifests[expected]
+        await self._follow_keys(source)
         envelope = await source.envelope(version)
         try:
-            manifest = await asyncio.to_thread(open_manifest, envelope, self._pinned)
-        except (BadSignature, SourceFault) as error:
+            manifest = await self._open_manifest(source, envelope)
+        except (BadSignature, InvalidManifest) as error:
             raise Misbehaved(f"{source.url}: manifest of version {version} refused: {error}") from None
         digest = manifest_digest(envelope.payload)
         self._check_manifest(source, manifest, version)
@@ -291,6 +320,26 @@ class ShardcastClient:
         self._remember(digest, manifest, envelope)
         self._announced = max(self._announced, version)
         return manifest, envelope
+
+    async def _open_manifest(self, source: Source, envelope: SignedEnvelope) -> Manifest:
+        try:
+            return await asyncio.to_thread(self.store.keys.open_manifest, envelope)
+        except BadSignature:
+            await self._follow_keys(source, within_s=0.0)  # it may have been rotated a moment ago
+            return await asyncio.to_thread(self.store.keys.open_manifest, envelope)
+
+    async def _follow_keys(self, source: Source, within_s: float = _KEYS_EVERY_S) -> None:
+        """Ask a source, now and then, for rotations of the trainer's key, and keep those that extend the chain.
+
+        Every source is asked, before its news is waited for, so that no single one can hide a rotation.
+        """
+        asked = self._keys_asked.get(source.url)
+        if asked is not None and self._clock() - asked < within_s:
+            return
+        statements = await source.rotations()
+        self._keys_asked[source.url] = self._clock()
+        if await asyncio.to_thread(self.store.extend_keys, statements):
+            self._manifests.clear()  # some may be signed by a key that was rotated away
 
     def _check_manifest(self, source: Source, manifest: Manifest, version: int) -> None:
         if manifest.policy_version != version:
@@ -308,15 +357,29 @@ class ShardcastClient:
         while len(self._manifests) > _MANIFESTS_KEPT:
             del self._manifests[next(iter(self._manifests))]
 
+    def _as_relay(self) -> Asker:
+        return Asker(Kind.RELAY, self.own_id) if self.own_id else CLIENT
+
+    def _as_sibling(self) -> Asker:
+        return Asker(Kind.PEER, self.own_id, self.manners.busy) if self.own_id else CLIENT
+
     def _opened(self) -> SourcePool:
         """The session needs a running loop, so it is made at the first use."""
         if self._pool is None:
-            self._session = new_session(self._limits)
+            session = self._session = new_session(self._limits)
             self._pool = SourcePool(
-                [Source(url, self._session, self._limits) for url in self._urls],
-                explore=self._limits.explore,
+                [
+                    *(Source(url, session, self._limits, asker=self._as_relay) for url in self._urls),
+                    *(Source(url, session, self._limits, peer=True, asker=self._as_sibling) for url in self._peers),
+                ],
                 ban_s=self._limits.ban_s,
                 rng=self._rng,
                 clock=self._clock,
             )
         return self._pool
+
+
+def _raise_unless_source_fault(task: asyncio.Task[Head | None]) -> None:
+    error = task.exception()
+    if error is not None and not isinstance(error, SourceFault):
+        raise error

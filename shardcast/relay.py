@@ -11,84 +11,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 
 from protocol.errors import SourceFault
-from protocol.manifest import Digest, Manifest, SignedEnvelope, envelope_to_json, manifest_digest
+from protocol.manifest import Digest, Manifest, SignedEnvelope, manifest_digest
+from shardcast.asker import CLIENT, Asker, Kind
 from shardcast.catalog import Catalog, OpenShard
 from shardcast.client import ShardcastClient
-from shardcast.download import Download
+from shardcast.discovery import Coordinator
+from shardcast.have import Have
+from shardcast.incoming import Incoming
 from shardcast.metrics import ShardcastMetrics
 from shardcast.partial import DiskFullError, PartialVersion
-from shardcast.sources import Head, NotYet
-from shardcast.storage import ShardLocation, StoredVersion, VersionStore
+from shardcast.retention import make_room, needed
+from shardcast.sources import Head
+from shardcast.storage import StoredVersion, VersionStore
 
 log = logging.getLogger("shardcast")
 
 _POLL_S = 30.0
 _PAUSE_FIRST_S = 0.5
 _PAUSE_MAX_S = 30.0
+_DISCOVER_S = 300.0
 _MAX_INCOMING = 4  # versions being received at once
 _ABSENT_S = 30.0  # a version that upstream didn't have is not asked for again within this
 _RECENT_S = 600.0  # a version that a client asked for is kept this long
-
-
-class Incoming:
-    """One version on its way in, and the clients that wait for its shards."""
-
-    def __init__(
-        self, store: VersionStore, partial: PartialVersion, client: ShardcastClient, locked: AsyncExitStack
-    ) -> None:
-        self.partial = partial
-        self._locked = locked  # holds the store's lock, so that nobody collects what is being filled
-        self.envelope_json = envelope_to_json(partial.envelope)
-        self._store = store
-        self._index = {shard.digest: index for index, shard in enumerate(partial.manifest.shards)}
-        self._arrived: dict[int, asyncio.Event] = {}
-        self._download: Download = client.download(partial, on_shard=self._on_shard)
-        self.task: asyncio.Task[StoredVersion] | None = None  # set by who runs it
-
-    @property
-    def version(self) -> int:
-        return self.partial.manifest.policy_version
-
-    async def run(self) -> StoredVersion:
-        """Fill the version and make it visible. Raises SourceFault, DiskFullError, VersionConflict."""
-        await self._download.run()
-        return await asyncio.to_thread(self._store.finish, self.partial)
-
-    def names(self, digest: Digest) -> bool:
-        """Whether the shard belongs to this version."""
-        return digest in self._index
-
-    async def wait_shard(self, digest: Digest, wait_s: float) -> ShardLocation:
-        """Where the shard lies once it is verified. Raises NotYet after `wait_s`."""
-        index = self._index[digest]
-        if index not in self.partial.have:
-            self._download.demand(index)
-            arrived = self._arrived.setdefault(index, asyncio.Event())
-            try:
-                async with asyncio.timeout(wait_s):
-                    await arrived.wait()
-            except TimeoutError:
-                raise NotYet("the shard is on its way") from None
-            if index not in self.partial.have:
-                raise NotYet("the transfer was interrupted")
-        shard = self.partial.manifest.shards[index]
-        return ShardLocation(self.version, self.partial.path_of(index), shard.offset, shard.size)
-
-    async def close(self) -> None:
-        """Free the lock and everyone who waits."""
-        self.partial.close()
-        await self._locked.aclose()
-        for arrived in self._arrived.values():
-            arrived.set()
-
-    def _on_shard(self, index: int) -> None:
-        arrived = self._arrived.pop(index, None)
-        if arrived is not None:
-            arrived.set()
 
 
 class RelayCatalog(Catalog):
@@ -103,17 +52,26 @@ class RelayCatalog(Catalog):
         client: ShardcastClient,
         *,
         keep_last: int,
+        max_disk_bytes: int | None = None,
+        coordinator: Coordinator | None = None,
+        server_id: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(store, metrics)
+        super().__init__(store, metrics, server_id or client.own_id)
+        self.manners = client.manners
         self._client = client
         self._keep_last = keep_last
+        self._max_disk_bytes = max_disk_bytes
+        self._coordinator = coordinator
+        self._needed: set[int] = set()
         self._clock = clock
         self._incoming: dict[int, Incoming] = {}
         self._absent: dict[int, float] = {}
+        self._pulling: Counter[int] = Counter()  # versions whose manifest upstream is being asked for
         self._asked: dict[int, float] = {}  # versions that were pulled through, and when they were last asked for
         self._starting = asyncio.Lock()
-        self._upstream_lost_at: float | None = None
+        self._trouble = ""  # why the newest version can't be had, and since when
+        self._trouble_since: float | None = None
 
     async def follow(self) -> None:
         """Stay at the newest version until cancelled."""
@@ -122,26 +80,47 @@ class RelayCatalog(Catalog):
             complete = self.store.head
             try:
                 head = await self._client.head(None if complete is None else complete.version, _POLL_S)
-                self._upstream_lost_at = None
+                self.reconsider()
                 if head is not None:
                     await self._take(head)
+                self._trouble, self._trouble_since = "", None
                 pause = _PAUSE_FIRST_S
             except (SourceFault, DiskFullError, OSError) as error:
-                self._upstream_lost_at = self._upstream_lost_at or self._clock()
+                self._trouble = str(error)
+                self._trouble_since = self._trouble_since or self._clock()
                 log.warning("can't follow, next try in %.1f s: %s", pause, error, extra={"action": "follow"})
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _PAUSE_MAX_S)
 
-    async def manifest_json(self, version: int) -> bytes | None:
+    async def manifest_json(self, version: int, asker: Asker = CLIENT) -> bytes | None:
         if version in self._asked:
             self._asked[version] = self._clock()
         here = await super().manifest_json(version)
         if here is not None:
             return here
-        incoming = self._incoming.get(version) or await self._pull_through(version)
+        incoming = self._incoming.get(version)
+        if incoming is None and self._may_pull(version, asker):
+            incoming = await self._pull_through(version)
         if incoming is None:
             return await super().manifest_json(version)
         return incoming.envelope_json
+
+    async def have(self, total: Digest, epoch: str, after: int, wait_s: float) -> Have | None:
+        deadline = self._clock() + wait_s
+        while True:
+            incoming = next((each for each in self._incoming.values() if each.total == total), None)
+            left = deadline - self._clock()
+            if incoming is None or self.store.holds(total):
+                known = await self.changed.wait_until(lambda: self._knows(total), max(0.0, left))
+                if self.store.holds(total) or not known or self._closed:
+                    return await super().have(total, epoch, after, 0.0)
+                continue
+            news = incoming.have(self.role, self.server_id, epoch, after)
+            if news is not None or left <= 0:
+                return news
+            await incoming.wait_news(epoch, after, left)
+            if incoming.closed and not self._knows(total):
+                return None  # the transfer broke off
 
     async def open_shard(self, digest: Digest, wait_s: float) -> OpenShard | None:
         here = await super().open_shard(digest, wait_s)
@@ -161,8 +140,9 @@ class RelayCatalog(Catalog):
     def health(self) -> dict[str, object]:
         facts = super().health()
         now = self._clock()
-        if self._upstream_lost_at is not None:
-            facts["status"] = f"upstream lost for {now - self._upstream_lost_at:.0f} s; still serving what is here"
+        if self._trouble_since is not None:
+            since = now - self._trouble_since
+            facts["status"] = f"can't follow for {since:.0f} s, still serving what is here: {self._trouble}"
         facts["receiving"] = [
             f"version {each.version}: {len(each.partial.have)} of {len(each.partial.manifest.shards)} shards"
             for each in self._incoming.values()
@@ -178,6 +158,18 @@ class RelayCatalog(Catalog):
         ]
         return facts
 
+    async def find_siblings(self) -> None:
+        """Learn the run's relays from the coordinator, again and again, until cancelled."""
+        assert self._coordinator is not None
+        while True:
+            try:
+                self._client.add_peers(await self._coordinator.relays())
+                pause = _DISCOVER_S
+            except SourceFault as fault:
+                log.warning("can't learn of siblings: %s", fault, extra={"action": "discover"})
+                pause = _PAUSE_MAX_S
+            await asyncio.sleep(pause)
+
     async def stop(self) -> None:
         """End all transfers; what was verified stays on disk."""
         self.close()
@@ -190,16 +182,29 @@ class RelayCatalog(Catalog):
         """Begin a version, tell clients, and wait until it is whole."""
         manifest, envelope = await self._client.manifest(head.version, head.manifest_digest)
         incoming = await self._begin(manifest, envelope)
+        self.manners.expect_clients()
         self._raise_head(head)
         if incoming is not None and incoming.task is not None:
             await asyncio.shield(incoming.task)
 
-    async def _pull_through(self, version: int) -> Incoming | None:
-        """Begin a version that a client asks for, if it is below the head and upstream has it."""
+    def _knows(self, total: Digest) -> bool:
+        return self._closed or self.store.holds(total) or any(each.total == total for each in self._incoming.values())
+
+    def _may_pull(self, version: int, asker: Asker) -> bool:
+        """Whether upstream may be asked for a version on somebody's behalf.
+
+        Never for a sibling, and not for a relay while it is being asked for already: relays that name one another as
+        origins would else send each other looking in circles.
+        """
+        if asker.kind is Kind.PEER or (asker.kind is Kind.RELAY and version in self._pulling):
+            return False
         if self._head is None or version > self._head.version or len(self._incoming) >= _MAX_INCOMING:
-            return None
-        if self._absent.get(version, 0.0) > self._clock():
-            return None
+            return False
+        return self._absent.get(version, 0.0) <= self._clock()
+
+    async def _pull_through(self, version: int) -> Incoming | None:
+        """Begin a version that a client asks for, if upstream has it."""
+        self._pulling[version] += 1
         try:
             manifest, envelope = await self._client.manifest(version)
             self._asked[version] = self._clock()
@@ -208,6 +213,10 @@ class RelayCatalog(Catalog):
             self._absent[version] = self._clock() + _ABSENT_S
             log.warning("can't get version %d: %s", version, error, extra={"action": "pull", "version": version})
             return None
+        finally:
+            self._pulling[version] -= 1
+            if not self._pulling[version]:
+                del self._pulling[version]
 
     async def _begin(self, manifest: Manifest, envelope: SignedEnvelope) -> Incoming | None:
         """The version on its way in, begun if need be; None if it is already whole."""
@@ -219,11 +228,22 @@ class RelayCatalog(Catalog):
                 return self._incoming[version]
             async with AsyncExitStack() as locked:
                 await locked.enter_async_context(self.store.lock(version, manifest_digest(envelope.payload)))
-                partial = await asyncio.to_thread(self.store.open_partial, envelope, manifest)
+                await self._make_room(manifest)
+                partial = await self._open_partial(manifest, envelope)
                 self._incoming[version] = incoming = Incoming(self.store, partial, self._client, locked.pop_all())
             incoming.task = asyncio.create_task(self._receive(incoming))
             incoming.task.add_done_callback(_note_outcome)
+            self.changed.beat()
             return incoming
+
+    async def _open_partial(self, manifest: Manifest, envelope: SignedEnvelope) -> PartialVersion:
+        """A full disk costs the older versions, not the newest."""
+        try:
+            return await asyncio.to_thread(self.store.open_partial, envelope, manifest)
+        except DiskFullError:
+            if not await asyncio.to_thread(self.store.collect, required=(), keep_last=1):
+                raise
+        return await asyncio.to_thread(self.store.open_partial, envelope, manifest)
 
     async def _receive(self, incoming: Incoming) -> StoredVersion:
         begin = self._clock()
@@ -232,6 +252,7 @@ class RelayCatalog(Catalog):
         finally:
             await incoming.close()
             del self._incoming[incoming.version]
+            self.changed.beat()
         log.info(
             "version %d is whole after %.1f s",
             stored.version,
@@ -239,8 +260,42 @@ class RelayCatalog(Catalog):
             extra={"action": "complete", "version": stored.version},
         )
         self.announce(stored)
-        await asyncio.to_thread(self.store.collect, required=(), keep_last=self._keep_last, recent=self._recent())
+        await self._collect()
         return stored
+
+    async def _collect(self) -> None:
+        """Remove old versions. While a coordinator can't say what is needed, only a lack of room removes any."""
+        required = await needed(self._coordinator, self.store)
+        if required is not None:
+            self._needed = required
+            await asyncio.to_thread(
+                self.store.collect, required=required, keep_last=self._keep_last, recent=self._recent()
+            )
+
+    async def _make_room(self, manifest: Manifest) -> None:
+        """Before a version is begun: remove others if it would not fit. Raises DiskFullError if it can't fit.
+
+        What the run needs goes last: it lies at the origin too, and is pulled through again when someone asks.
+        """
+        if self._max_disk_bytes is None:
+            return
+        sizes = self.store.sizes
+        sizes.update({version: each.partial.manifest.total_bytes for version, each in self._incoming.items()})
+        head = [] if self.store.head is None else [self.store.head.version]
+        gone = make_room(
+            sizes,
+            manifest.total_bytes,
+            self._max_disk_bytes,
+            never={*head, *self.store.being_read, *self._incoming},
+            last=self._needed,
+        )
+        if gone is None:
+            raise DiskFullError(
+                f"version {manifest.policy_version} has {manifest.total_bytes / 2**30:.2f} GiB and does not fit into "
+                f"--max-disk-gib {self._max_disk_bytes / 2**30:g} beside what is being read and the newest version: "
+                "give more room"
+            )
+        await asyncio.to_thread(self.store.remove, gone)
 
     def _recent(self) -> Collection[int]:
         now = self._clock()

@@ -4,6 +4,10 @@ GET /v1/head?after=V&wait=S   200 {"version", "manifest_digest"} once the head i
 GET /v1/manifests/{version}   the signed manifest; immutable
 GET /v1/shards/{digest}       the bytes; Range, ETag, immutable. `Prefer: wait=S` lets a relay wait for them;
                               503 with `X-Shardcast: not-yet` when they didn't come in time
+GET /v1/keys                  rotations of the trainer's key: {"rotations": [envelope, …]}
+GET /v1/have/{total digest}?epoch=E&after=N&wait=S
+                              200 which shards of the version are here, from the Nth of list E on (see `have`); 204 when
+                              S seconds passed without news
 GET /healthz, /metrics, /     JSON, Prometheus text, a page for people
 """
 
@@ -15,19 +19,19 @@ import logging
 import math
 import os
 import re
-import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from protocol.errors import UserError
 from protocol.manifest import MAX_ENVELOPE_BYTES, MAX_VERSION, Digest, InvalidManifest
+from shardcast.asker import FROM_HEADER, Asker, Kind
 from shardcast.bandwidth import Throttle
 from shardcast.catalog import Catalog, NotYet, OpenShard
 from shardcast.config import MIB, ServerLimits
+from shardcast.listen import party
 from shardcast.status_page import render_page
 
 log = logging.getLogger("shardcast")
@@ -35,6 +39,7 @@ log = logging.getLogger("shardcast")
 _SLICE_BYTES = MIB
 _THROTTLED_SLICE_BYTES = MIB // 8
 _IMMUTABLE = "public, max-age=31536000, immutable"
+_NO_STORE = {"Cache-Control": "no-store"}
 _PREFER_WAIT = re.compile(r"(?:^|[,;\s])wait=(\d{1,4})")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -55,34 +60,55 @@ class ShardcastApp:
         app.router.add_get("/v1/head", self._head)
         app.router.add_get("/v1/manifests/{version}", self._manifest)
         app.router.add_get("/v1/shards/{digest}", self._shard)
+        app.router.add_get("/v1/keys", self._keys)
+        app.router.add_get("/v1/have/{digest}", self._have)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/", self._page)
         return app
 
     async def _head(self, request: web.Request) -> web.Response:
-        after_text = request.query.get("after", "")
         try:
-            after = int(after_text) if after_text else None
-            wait = float(request.query.get("wait", "0"))
-            if math.isnan(wait):  # a timer at NaN upsets the order of all timers
-                raise ValueError
+            after, wait = self._poll_of(request)
         except ValueError:
             return error_response(400, "after is a version number and wait a number of seconds")
-        head = await self.catalog.wait_head(after, min(max(wait, 0.0), self.limits.head_wait_s))
+        head = await self.catalog.wait_head(after, wait)
         if head is None:
-            return web.Response(status=204, headers={"Cache-Control": "no-store"})
+            return web.Response(status=204, headers=_NO_STORE)
         body = {"version": head.version, "manifest_digest": head.manifest_digest}
-        return web.json_response(body, headers={"Cache-Control": "no-store"})
+        return web.json_response(body, headers=_NO_STORE)
+
+    async def _have(self, request: web.Request) -> web.Response:
+        try:
+            digest = Digest(request.match_info["digest"])
+            after, wait = self._poll_of(request)
+        except (InvalidManifest, ValueError):
+            return error_response(400, "a total digest, after as a whole number and wait in seconds are due")
+        have = await self.catalog.have(digest, request.query.get("epoch", ""), max(0, after or 0), wait)
+        if have is None:
+            return web.Response(status=204, headers=_NO_STORE)
+        return web.json_response(have.to_json(), headers=_NO_STORE)
+
+    def _poll_of(self, request: web.Request) -> tuple[int | None, float]:
+        """`after` and `wait` of a long poll. Raises ValueError."""
+        after = request.query.get("after", "")
+        wait = float(request.query.get("wait", "0"))
+        if math.isnan(wait):  # a timer at NaN upsets the order of all timers
+            raise ValueError
+        return (int(after) if after else None), min(max(wait, 0.0), self.limits.head_wait_s)
 
     async def _manifest(self, request: web.Request) -> web.Response:
         version = request.match_info["version"]
         if not (version.isascii() and version.isdigit() and len(version) <= 16 and int(version) <= MAX_VERSION):
             return error_response(400, "a version is a whole number")
-        body = await self.catalog.manifest_json(int(version))
+        body = await self.catalog.manifest_json(int(version), _asker(request))
         if body is None:
             return error_response(404, f"version {version} is not here")
         return web.Response(body=body, content_type="application/json", headers={"Cache-Control": _IMMUTABLE})
+
+    async def _keys(self, request: web.Request) -> web.Response:
+        body = self.catalog.store.keys.to_json()
+        return web.Response(body=body, content_type="application/json", headers={"Cache-Control": "public, max-age=5"})
 
     async def _shard(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -127,19 +153,24 @@ class ShardcastApp:
         response.content_length = stop - start
         await response.prepare(request)
         if request.method != "HEAD":
-            with self.catalog.store.reading(shard.version):
-                await self._send_file(request, shard, start, stop)
+            asker = _asker(request)
+            client = self.catalog.manners.serving_client() if asker.kind is not Kind.PEER else contextlib.nullcontext()
+            with self.catalog.store.reading(shard.version), client:
+                await self._send_file(request, asker, shard, start, stop)
         await response.write_eof()
         return response
 
-    async def _send_file(self, request: web.Request, shard: OpenShard, start: int, stop: int) -> None:
+    async def _send_file(self, request: web.Request, asker: Asker, shard: OpenShard, start: int, stop: int) -> None:
         """Send in slices: each must be taken in time, and each waits for its share of the bandwidth."""
         loop = asyncio.get_running_loop()
-        sent = self.catalog.metrics.bytes_total.labels("out", "clients")
-        slice_bytes = _THROTTLED_SLICE_BYTES if self.throttle else _SLICE_BYTES
+        manners = self.catalog.manners
+        sent = self.catalog.metrics.sent(to_relay=asker.kind is not Kind.CLIENT)
+        slice_bytes = _THROTTLED_SLICE_BYTES if self.throttle or asker.busy else _SLICE_BYTES
         with os.fdopen(os.dup(shard.descriptor), "rb", buffering=0) as file:
             for at in range(start, stop, slice_bytes):
                 count = min(slice_bytes, stop - at)
+                if asker.busy:
+                    await manners.let_clients_pass(count)
                 if self.throttle:
                     await self.throttle.take(count)
                 transport = request.transport
@@ -152,9 +183,11 @@ class ShardcastApp:
                     transport.abort()  # a client that doesn't read
                     raise ConnectionResetError("the client takes the bytes too slowly") from None
                 sent.inc(count)
+                if asker.kind is not Kind.PEER:
+                    manners.sent(count)
 
     async def _healthz(self, request: web.Request) -> web.Response:
-        return web.json_response(self.catalog.health(), headers={"Cache-Control": "no-store"})
+        return web.json_response(self.catalog.health(), headers=_NO_STORE)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         body = self.catalog.metrics.render()
@@ -164,13 +197,17 @@ class ShardcastApp:
         return web.Response(text=render_page(self.catalog.health()), content_type="text/html")
 
 
+def _asker(request: web.Request) -> Asker:
+    return Asker.parse(request.headers.get(FROM_HEADER))
+
+
 def limit_per_address(most: int) -> Middleware:
     """Refuse an address that has `most` requests in flight."""
     in_flight: Counter[str] = Counter()
 
     @web.middleware
     async def limit(request: web.Request, handler: Handler) -> web.StreamResponse:
-        address = request.remote or "?"
+        address = party(request.remote or "?")
         if in_flight[address] >= most:
             return error_response(503, "too many requests at once from this address; wait for some to end", 1)
         in_flight[address] += 1
@@ -204,64 +241,3 @@ def byte_range(request: web.Request, size: int) -> tuple[int, int]:
     if start >= stop:
         raise ValueError("the range lies outside the shard")
     return start, stop
-
-
-@contextlib.asynccontextmanager
-async def listening(app: web.Application, host: str, port: int, limits: ServerLimits) -> AsyncIterator[str]:
-    """Serve while the context lasts; yields the base URL. Raises UserError if the address can't be bound."""
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        keepalive_timeout=limits.keepalive_s,
-        shutdown_timeout=limits.shutdown_s,
-        max_line_size=4096,
-        max_field_size=4096,
-    )
-    await runner.setup()
-    try:
-        bound = _bind(host, port)
-        server = runner.server
-        assert server is not None
-        loop = asyncio.get_running_loop()
-
-        def accept() -> asyncio.BaseProtocol:
-            return _Refusal() if len(server.connections) >= limits.max_connections else server()
-
-        site = await loop.create_server(accept, sock=bound, backlog=512)
-        try:
-            yield _url_of(bound)
-        finally:
-            site.close()
-    finally:
-        await runner.cleanup()
-
-
-class _Refusal(asyncio.Protocol):
-    """Closes a connection beyond the limit at once."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-            0
-        ]
-        bound = socket.socket(family, kind)
-    except (OSError, OverflowError, UnicodeError) as error:
-        raise UserError(f"can't listen on {host}:{port}: {error}") from None
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except OSError as error:
-        bound.close()
-        raise UserError(f"can't listen on {host}:{port}: {error.strerror}; choose another --port or --host") from None
-    return bound
-
-
-def _url_of(bound: socket.socket) -> str:
-    host, port = bound.getsockname()[:2]
-    if host in ("0.0.0.0", "::"):
-        host = "127.0.0.1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -18,7 +18,11 @@ import aiohttp
 
 from protocol.errors import SourceFault
 from protocol.manifest import MAX_VERSION, Digest, InvalidManifest, SignedEnvelope, envelope_from_json
+from protocol.rotation import MAX_CHAIN_BYTES, InvalidRotation, chain_from_json
+from shardcast.asker import CLIENT, Asker
 from shardcast.config import MIB, ClientLimits
+from shardcast.have import MAX_BYTES as MAX_HAVE_BYTES
+from shardcast.have import Have, parse_have
 
 _BATCH_BYTES = MIB
 _SOCKET_BUFFER_BYTES = MIB
@@ -66,12 +70,22 @@ def new_session(limits: ClientLimits) -> aiohttp.ClientSession:
 
 
 class Source:
-    """One origin or relay."""
+    """One origin or relay. `peer`: it is a sibling of the relay that asks. `asker`: as whom to ask, at this moment."""
 
-    def __init__(self, url: str, session: aiohttp.ClientSession, limits: ClientLimits) -> None:
+    def __init__(
+        self,
+        url: str,
+        session: aiohttp.ClientSession,
+        limits: ClientLimits,
+        *,
+        peer: bool = False,
+        asker: Callable[[], Asker] = lambda: CLIENT,
+    ) -> None:
         self.url = url
+        self.peer = peer
         self._session = session
         self._limits = limits
+        self._asker = asker
 
     async def head(self, after: int | None, wait_s: float) -> Head | None:
         """What the source says its head is, once it is above `after`; None if nothing came within `wait_s`.
@@ -96,6 +110,34 @@ class Source:
         except InvalidManifest as error:
             raise Misbehaved(f"{self.url}: {error}") from None
 
+    async def rotations(self) -> list[SignedEnvelope]:
+        """The rotations of the trainer's key that the source knows of, unchecked; none from one that can't say."""
+        async with self._get("/v1/keys", 0.0) as response:
+            if response.status in (404, 405, 501):
+                return []
+            self._check_status(response, 200)
+            body = await self._read_small(response, MAX_CHAIN_BYTES)
+        try:
+            return chain_from_json(body)
+        except InvalidRotation as error:
+            raise Misbehaved(f"{self.url}: {error}") from None
+
+    async def have(self, total: Digest, count: int, epoch: str, after: int, wait_s: float) -> Have | None:
+        """What the source has of the version of `count` shards with this total digest; None if it has no news.
+
+        Raises Unknown if the source can't say, Misbehaved, Unavailable.
+        """
+        query = {"epoch": epoch, "after": str(after), "wait": f"{wait_s:.3f}"}
+        async with self._get(f"/v1/have/{total}", wait_s, params=query) as response:
+            if response.status == 204:
+                return None
+            self._check_status(response, 200)
+            body = await self._read_small(response, MAX_HAVE_BYTES)
+        try:
+            return parse_have(body, count)
+        except ValueError as error:
+            raise Misbehaved(f"{self.url}: doesn't say which shards it has: {error}") from None
+
     async def read_shard(self, digest: Digest, size: int, offset: int, write: WriteChunks) -> None:
         """Stream bytes [offset, size) of a shard into `write`. What came before a fault has been written.
 
@@ -117,9 +159,8 @@ class Source:
         """Headers must come within `wait_s` plus the read timeout. Network errors become Unavailable."""
         try:
             async with asyncio.timeout(wait_s + self._limits.connect_timeout_s + self._limits.read_timeout_s):
-                response = await self._session.get(
-                    self.url + path, params=params, headers=headers, allow_redirects=False
-                )
+                asked = {**self._asker().header(), **(headers or {})}
+                response = await self._session.get(self.url + path, params=params, headers=asked, allow_redirects=False)
         except TimeoutError:
             raise Unavailable(f"{self.url}: no answer in time") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:

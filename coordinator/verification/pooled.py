@@ -92,10 +92,6 @@ class Pooled:
         if self.observations_per_month < 1 or not 0.0 < self.watch <= 1.0:
             raise UserError("observations_per_month must be at least 1, and watch in (0, 1]")
 
-    def alerts_only(self) -> Pooled:
-        """The same tests, none of which bans: for a model that they were not measured on."""
-        return replace(self, tests=tuple(replace(test, action=ALERT) for test in self.tests))
-
     @classmethod
     def from_mapping(cls, fields: Any) -> Pooled:
         """From parsed TOML or JSON. Raises UserError that names the field."""

@@ -17,11 +17,14 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coordinator.verification.fields import checked, tables
 from coordinator.verification.pooled import COMPARISONS, DEFAULT_POOLED, Pooled
 from protocol.errors import UserError
+
+if TYPE_CHECKING:
+    from coordinator.config import VerificationSection
 
 _OPTIONAL = frozenset({"pooled"})
 _SIGNED = frozenset({"eos_logprob_min"})
@@ -101,7 +104,19 @@ class Thresholds:
         return dataclasses.asdict(self)
 
 
-_DEFAULTS_SHAPE = (576, 49152)  # hidden size and vocabulary of the model that DEFAULTS were measured on
+def thresholds_of(settings: VerificationSection) -> Thresholds:
+    """A run's thresholds. Raises UserError if it has none, or they can't be read: a run never starts on guesses."""
+    file = settings.thresholds_file
+    if file is not None and file.exists():
+        return Thresholds.from_toml(file)
+    if settings.thresholds:
+        return Thresholds.from_mapping(settings.thresholds)
+    lacking = "[verification] names no thresholds" if file is None else f"there are no thresholds in {file} yet"
+    raise UserError(
+        f"{lacking}: `coordinator calibrate --config RUN_FILE` measures them; name its file as thresholds_file"
+    )
+
+
 DEFAULTS = Thresholds(
     chunks=(
         ChunkThresholds(1, 20, 12, 6.5, 5.0),
@@ -122,13 +137,3 @@ DEFAULTS = Thresholds(
     ),
     pooled=DEFAULT_POOLED,
 )
-
-
-def thresholds_of_run(fields: Mapping[str, Any], hidden_size: int, vocab_size: int) -> Thresholds:
-    """The run file's own thresholds, else the defaults. On another model than theirs, what honest workers average is not
-    known, so that there the tests over many rollouts alert and ban nobody. Raises UserError that names the field."""
-    if fields:
-        return Thresholds.from_mapping(fields)
-    if (hidden_size, vocab_size) == _DEFAULTS_SHAPE:
-        return DEFAULTS
-    return dataclasses.replace(DEFAULTS, pooled=DEFAULTS.pooled.alerts_only())

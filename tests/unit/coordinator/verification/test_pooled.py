@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.verification.pooled import ALERT, COMPARISONS, DEFAULT_POOLED, NUMERIC, STRIKE, Pooled
-from coordinator.verification.thresholds import DEFAULTS, Thresholds, thresholds_of_run
+from coordinator.verification.pooled import COMPARISONS, DEFAULT_POOLED, NUMERIC, Pooled
+from coordinator.verification.thresholds import DEFAULTS, Thresholds
 from protocol.errors import UserError
 
 
@@ -62,11 +62,3 @@ def test_thresholds_without_them_still_compare_workers() -> None:
     fields = DEFAULTS.to_mapping()
     del fields["pooled"]
     assert Thresholds.from_mapping(fields).pooled == COMPARISONS
-
-
-def test_a_model_that_was_not_measured_gets_alerts_and_no_bans() -> None:
-    actions = {test.action for test in thresholds_of_run({}, 576, 49152).pooled.tests if test.name in NUMERIC}
-    assert actions == {STRIKE}
-    assert {test.action for test in thresholds_of_run({}, 64, 300).pooled.tests} == {ALERT}
-    own = DEFAULTS.to_mapping() | {"seed_margin_max": 0.5}
-    assert thresholds_of_run(own, 64, 300).pooled == DEFAULT_POOLED, "a run's own thresholds mean what they say"
