@@ -17,13 +17,12 @@ from benchmarks.pooling.attacks import ATTACKS
 from benchmarks.pooling.engine import BatchEngine
 from benchmarks.pooling.measure import Measured, Verifier, make_requests
 from benchmarks.pooling.simulate import delays, false_alarms
+from coordinator.calibration.pooled import fit_tests
 from coordinator.config import model_shape
 from coordinator.verification.pooled import NUMERIC, STRIKE, Pooled, PooledTest
-from coordinator.verification.pooling import Statistic, calibrate
 from coordinator.verification.thresholds import DEFAULTS
 from protocol.cli import set_up_logging
 
-_CLASSES = (1, 5, 16, 32)
 _VLLM = "vLLM"
 HONEST = {"bf16": torch.bfloat16, "float32": torch.float32}
 
@@ -37,7 +36,7 @@ def main() -> None:
     honest = {name: found for name, found in measured.items() if name in HONEST or name.startswith(_VLLM)}
     pooled = DEFAULTS.pooled
     if options.calibrate:
-        pooled = replace(pooled, tests=_calibrated({name: found[::2] for name, found in honest.items()}))
+        pooled = replace(pooled, tests=_calibrated(honest))
         _print_bounds(pooled)
     print(json.dumps(_report(measured, honest, pooled, options)))
 
@@ -90,25 +89,8 @@ def _measure(options: argparse.Namespace, found: dict[str, list[Measured]]) -> N
 
 
 def _calibrated(honest: Mapping[str, Sequence[Measured]]) -> tuple[PooledTest, ...]:
-    """The default tests with bounds from these rollouts."""
-    return tuple(
-        replace(
-            test,
-            classes=tuple(
-                calibrate(samples, tokens_min=low, headroom=1.15)
-                for low, high in zip(_CLASSES, (*_CLASSES[1:], 1 << 30), strict=True)
-                if (samples := [_of(found, test.name, low, high) for found in honest.values()])
-            ),
-        )
-        if test.name in NUMERIC
-        else test
-        for test in DEFAULTS.pooled.tests
-    )
-
-
-def _of(measured: Sequence[Measured], test: str, low: int, high: int) -> list[float]:
-    found: list[Statistic] = [one for each in measured for one in each.statistics if one.test == test]
-    return [one.value for one in found if low <= one.tokens < high]
+    """Bounds from every other rollout of each honest engine."""
+    return fit_tests([[each.statistics for each in found[::2]] for found in honest.values()], alpha=0.001)
 
 
 def _print_bounds(pooled: Pooled) -> None:

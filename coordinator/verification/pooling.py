@@ -120,18 +120,21 @@ def restarted(evidence: Evidence) -> Evidence:
     return replace(evidence, bets=Evidence(evidence.test).bets)
 
 
-def calibrate(by_engine: Sequence[Sequence[float]], *, tokens_min: int, headroom: float) -> PooledClass:
-    """Bounds of one length class from honest measurements, one sequence per engine (each at least two numbers).
+def calibrate(
+    by_setting: Sequence[Sequence[float]], *, tokens_min: int, headroom: float, resolution: float
+) -> PooledClass:
+    """Bounds of one length class from honest measurements, one sequence per setting (each at least two numbers).
 
-    The floor is the lowest of the engines' 10 % quantiles: the nearer it is to the mean, the more is a small excess worth.
-    The cap bounds what a single rollout can say. `mean` is the largest of the engines' means of the clipped numbers and two
-    standard errors, times `headroom` for engines that were not measured.
+    The floor is the lowest of the settings' 10 % quantiles: the nearer it is to the mean, the more is a small excess worth.
+    The cap bounds what a single rollout can say. `mean` is the largest of the settings' means of the clipped numbers and
+    two standard errors, times `headroom` for settings that were not measured, and above the floor by `resolution` at least.
     """
-    samples = [np.asarray(values, dtype=np.float64) for values in by_engine]
+    samples = [np.asarray(values, dtype=np.float64) for values in by_setting]
     floor = min(float(np.quantile(values, 0.1)) for values in samples)
-    cap = 3.0 * max(float(np.quantile(values, 0.99)) for values in samples)
+    cap = floor + 3.0 * max(float(np.quantile(values, 0.99)) - floor for values in samples)
     bound = 0.0
     for values in samples:
         clipped = np.clip(values, floor, cap)
         bound = max(bound, float(clipped.mean() + 2.0 * clipped.std(ddof=1) / math.sqrt(len(clipped))))
-    return PooledClass(tokens_min, floor, headroom * bound, max(cap, 2.0 * headroom * bound))
+    mean = max(headroom * bound, floor + resolution)
+    return PooledClass(tokens_min, floor, mean, max(cap, floor + 4.0 * (mean - floor)))

@@ -138,10 +138,15 @@ def test_numbers_are_held_to_their_length_class_and_averaged() -> None:
 def test_calibrated_bounds_hold_for_every_engine_and_leave_room() -> None:
     draw = np.random.default_rng(3)
     engines = [draw.gamma(20.0, 0.05, 400), draw.gamma(20.0, 0.06, 400)]
-    bounds = calibrate(engines, tokens_min=5, headroom=1.1)
+    bounds = calibrate(engines, tokens_min=5, headroom=1.1, resolution=0.01)
     assert bounds.tokens_min == 5 and bounds.floor < bounds.mean < bounds.cap
     test = PooledTest(PROOF_MANTISSA, ALERT, 0.01, (replace(bounds, tokens_min=1),))
     for values in engines:
         found = [normalised(test, [Statistic(PROOF_MANTISSA, float(value), 8)]) for value in values]
         assert np.mean(np.array(found, dtype=float)) < 1.0
     assert bounds.mean == pytest.approx(1.1 * 1.2, rel=0.1)
+
+
+def test_exact_agreement_still_leaves_room_for_rounding() -> None:
+    bounds = calibrate([[0.0] * 50], tokens_min=1, headroom=1.1, resolution=0.2)
+    assert (bounds.floor, bounds.mean, bounds.cap) == (0.0, 0.2, 0.8)
