@@ -8,8 +8,9 @@ chooses. So for honest workers, whatever the task,
     given up   reward that is usual - reward of the samples that it gave up            (hard ones left to others)
 
 have mean 0: which way a near tie falls is decided by rounding, and a lease that runs out by a shutdown or a slow machine.
-Two of them can lean a little without any fraud, if long answers score otherwise than short ones: a slow machine gives up
-long answers, and long answers have more near ties. Hence they alert, and ban nobody by themselves.
+They can lean a little without any fraud. If long answers score otherwise than short ones: a slow machine gives up long
+answers, and long answers have more near ties. While the policy improves: a slow machine's is older. Hence `mean` leaves
+some room, and they alert, but ban nobody by themselves.
 """
 
 from __future__ import annotations
