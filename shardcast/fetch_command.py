@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import aiohttp
 
 from protocol.errors import SourceFault, UserError
 from protocol.manifest import Digest, InvalidManifest, manifest_digest
-from shardcast.client import OnProgress, Progress, ShardcastClient
+from shardcast.client import ShardcastClient
 from shardcast.config import ClientLimits, parse_source
+from shardcast.progress import shown
 
 _STATUS_TIMEOUT_S = 10.0
 
@@ -37,7 +36,7 @@ async def run(
                 raise SourceFault(f"no version was published within {deadline_s:.0f} s")
             version = head.version
         manifest, envelope = await client.manifest(version, expected)
-        with _progress(f"version {version}", manifest.total_bytes) as on_progress:
+        with shown(f"version {version}", manifest.total_bytes) as on_progress:
             path = await client.fetch(version, expected, on_progress)
     print(f"version={version} digest={manifest_digest(envelope.payload)} bytes={manifest.total_bytes} path={path}")
 
@@ -70,23 +69,3 @@ def _digest(text: str | None) -> Digest | None:
         return None if text is None else Digest(text)
     except InvalidManifest as error:
         raise UserError(f"--digest: {error}") from None
-
-
-@contextlib.contextmanager
-def _progress(label: str, total: int) -> Iterator[OnProgress | None]:
-    """A progress bar on a terminal, nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
-    from rich.progress import Progress as Bar
-
-    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(label, total=total)
-
-        def show(progress: Progress) -> None:
-            bar.update(task, completed=progress.done)
-
-        yield show
