@@ -102,6 +102,12 @@ class Catalog:
             "complete": None if complete is None else complete.version,
             "versions": self.store.versions,
             "next_version": 0 if self.store.names.latest is None else self.store.names.latest + 1,
+            "key_rotations": len(self.store.keys.ring.statements),
+            "behind_s": round(self.metrics.behind_s, 1),
+            "mbytes_per_s_out": round(self.metrics.rate_out / 1e6, 2),
+            "mbytes_per_s_in": round(self.metrics.rate_in / 1e6, 2),
+            "bytes_sent": self.metrics.bytes_sent,
+            "receiving": [],
             "sources": [],
         }
 

@@ -108,6 +108,11 @@ class ShardcastClient:
             self._session = self._pool = None
 
     @property
+    def peers(self) -> list[str]:
+        """The siblings' URLs."""
+        return list(self._peers)
+
+    @property
     def source_stats(self) -> dict[str, SourceStats]:
         """What is known of each source, by URL."""
         return self._opened().stats

@@ -58,10 +58,12 @@ async def show_status(url: str) -> None:
     if not isinstance(health, dict):
         raise SourceFault(f"{base} doesn't answer like an origin or a relay")
     for key, value in health.items():
-        if key != "sources":
-            print(f"{key:<12} {value}")
+        if key not in ("sources", "receiving"):
+            print(f"{key:<16} {value}")
+    for each in health.get("receiving", ()):
+        print(f"receiving        version {each.get('version')}: {each.get('have')} of {each.get('of')} shards")
     for source in health.get("sources", ()):
-        print(f"source       {source.get('url')}: {source.get('state')} {source.get('last_fault')}".rstrip())
+        print(f"source           {source.get('url')}: {source.get('state')} {source.get('last_fault')}".rstrip())
 
 
 def _digest(text: str | None) -> Digest | None:
