@@ -21,6 +21,7 @@ class Holding:
     assumed: bool = False
     role: str = ""
     server_id: str = ""
+    news_at: float = 0.0  # when it last had more than before
     coming: dict[int, float] = field(default_factory=dict)  # shard → when that was first said
 
     def claims(self, now: float) -> int:
@@ -43,6 +44,8 @@ class Availability:
         """Take in an answer. One that doesn't continue what is known begins anew."""
         holding = self.of(url)
         holding.role, holding.server_id = have.role, have.server_id
+        if have.complete or have.added:
+            holding.news_at = now
         if have.complete:
             holding.have, holding.complete, holding.coming = self.full, True, {}
             return

@@ -80,7 +80,7 @@ class Download:
         self._flights: dict[int, Flight] = {}
         self._brought: Counter[str] = Counter()  # shards that came from each source
         self._pulse = Pulse()
-        self._last_byte = clock()
+        self._last_byte = self._begun = clock()
         self._siblings = RateMeter()
         self._backlog_since: float | None = None  # since when this relay is idle and siblings have something for it
         self._copying = store is not None
@@ -101,7 +101,7 @@ class Download:
 
     async def run(self) -> None:
         """Return when every shard is verified. Raises SourceFault saying what each source did wrong, DiskFullError."""
-        self._last_byte = self._clock()
+        self._last_byte = self._begun = self._clock()
         try:
             async with asyncio.TaskGroup() as group:
                 watches = [group.create_task(self._watch(source)) for source in self._pool.sources.values()]
@@ -145,7 +145,7 @@ class Download:
     # What to ask for
 
     def _views(self, now: float) -> dict[str, View]:
-        blind = now - self._last_byte > self._limits.hint_patience_s
+        blind = self._is_blind(now)
         spared = self._spared()
         busy = self._busy()
         views = {}
@@ -158,6 +158,10 @@ class Download:
             most = 1 if polite else min(self._limits.parallel_per_source, 1 + self._brought[url])
             views[url] = View(stats, have, holding.claims(now), url in spared, most)
         return views
+
+    def _is_blind(self, now: float) -> bool:
+        """Nothing came for so long that what the sources say they have can't be the whole truth."""
+        return now - self._last_byte > self._limits.hint_patience_s
 
     def _spared(self) -> set[str]:
         """The sources that a relay with siblings asks as little of as it can: the origins, else all but the siblings."""
@@ -176,7 +180,9 @@ class Download:
         lag = self._siblings_lag([views[url].have for url in siblings], now)
         ids = {self._availability.of(url).server_id for url in siblings} - {""}
         own = selection.slice_of(ids, self._own_id, len(self._shards))
-        return Wish(self._missing, bits.of(self._cut), own, only_own=self._busy(), spare=not lag)
+        fresh = max([self._begun, *(self._availability.of(url).news_at for url in siblings)])
+        only_own = self._busy() and now - fresh < self._limits.hint_patience_s  # else they don't see to their slices
+        return Wish(self._missing, bits.of(self._cut), own, only_own, spare=not lag and not self._is_blind(now))
 
     def _siblings_lag(self, haves: list[int], now: float) -> bool:
         held = functools.reduce(operator.or_, haves, 0)
