@@ -15,7 +15,7 @@ import operator
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from protocol.errors import SourceFault
@@ -78,6 +78,7 @@ class Download:
         self._demanded = 0
         self._cut: dict[int, Transfer] = {}
         self._flights: dict[int, Flight] = {}
+        self._asked: Counter[str] = Counter()  # requests in flight at each source
         self._brought: Counter[str] = Counter()  # shards that came from each source
         self._pulse = Pulse()
         self._last_byte = self._begun = clock()
@@ -151,12 +152,12 @@ class Download:
         views = {}
         for url, stats in self._pool.stats.items():
             holding = self._availability.of(url)
-            have = self._availability.full if blind else holding.have
+            have = self._availability.full if blind else holding.known(now)
             # One at a time at first: six that begin together also end together, and nothing can be passed on before.
             # And one at a time from siblings while both sides have clients to serve: more would share what is little.
             polite = busy and self._pool.sources[url].peer
             most = 1 if polite else min(self._limits.parallel_per_source, 1 + self._brought[url])
-            views[url] = View(stats, have, holding.claims(now), url in spared, most)
+            views[url] = View(stats, have, holding.claims(now), url in spared, self._asked[url], most)
         return views
 
     def _is_blind(self, now: float) -> bool:
@@ -230,7 +231,7 @@ class Download:
         flight.task = asyncio.create_task(self._attempt(source, pick.index, transfer.writer))
         done = False
         try:
-            with self._pool.in_flight(source):  # counted before anybody else chooses
+            with self._asking(source):  # counted before anybody else chooses
                 whole = await ended(flight.task)
             if whole and not flight.settled:
                 flight.settled = done = self._commit(transfer, source)
@@ -257,7 +258,7 @@ class Download:
         with self._partial.scratch(pick.index) as writer:
             flight.hedge = asyncio.create_task(self._attempt(source, pick.index, writer, quiet=True))
             try:
-                with self._pool.in_flight(source):
+                with self._asking(source):
                     whole = await ended(flight.hedge)
                 if whole and writer.digest != self._shards[pick.index].digest:
                     self._pool.failed(source, Misbehaved(f"{source.url}: served wrong bytes for shard {pick.index}"))
@@ -271,6 +272,16 @@ class Download:
                 self._waste(writer.received)
             finally:
                 flight.race_over.set()
+
+    @contextlib.contextmanager
+    def _asking(self, source: Source) -> Iterator[None]:
+        """Count a request while it lasts."""
+        self._asked[source.url] += 1
+        try:
+            with self._pool.in_flight(source):
+                yield
+        finally:
+            self._asked[source.url] -= 1
 
     def _take_over(self, index: int, scratch: ShardWriter) -> None:
         with self._partial.writer(index) as writer:
@@ -299,7 +310,7 @@ class Download:
             await source.read_shard(digest, writer.size, at_start, self._write_to(writer, source, quiet))
         except SourceFault as fault:
             if isinstance(fault, (NotYet, Unknown)):
-                self._availability.retract(source.url, index)
+                self._availability.retract(source.url, index, self._clock())
             self._pool.failed(source, fault, progressed=writer.received > at_start)
             return False
         self._brought[source.url] += 1

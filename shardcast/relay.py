@@ -1,9 +1,9 @@
 """A relay: follows the newest version and passes each shard on as soon as it is verified.
 
 Loops: `follow` waits for a head above the one it has or is receiving (long poll upstream), begins that version and
-tells its own clients at once. A newer version is begun while an older one is still coming; beyond `_MAX_INCOMING` a slow
-relay skips versions instead of falling behind. Versions that a client asks for and that are not here (older ones, or version 0 with the
-tokenizer) are pulled through in the same way. Upstream lost: back off, keep serving, try again.
+tells its own clients at once. A newer version is begun while an older one still comes; beyond `_MAX_INCOMING` a slow
+relay skips versions instead of falling behind. Versions that a client asks for and that are not here are pulled
+through in the same way. Upstream lost: back off, keep serving, try again.
 """
 
 from __future__ import annotations
@@ -149,9 +149,11 @@ class RelayCatalog(Catalog):
         here = await super().open_shard(digest, wait_s)
         if here is not None:
             return here
-        incoming = next((each for each in self._incoming.values() if each.names(digest)), None)
-        if incoming is None:
+        naming = [each for each in self._incoming.values() if each.names(digest)]
+        if not naming:
             return None
+        # Several versions may hold the shard: the one that has it, or else the newest, which is filled first.
+        incoming = max(naming, key=lambda each: (each.has(digest), each.version))
         location = await incoming.wait_shard(digest, wait_s)
         try:
             return OpenShard.at(location)

@@ -146,7 +146,7 @@ async def test_a_newer_version_is_begun_while_an_older_one_still_comes(tmp_path:
         client([url], tmp_path / "cache") as worker,
     ):
         await held.wait()
-        upstream.version, upstream.shard = new, None
+        upstream.version, upstream.older, upstream.shard = new, old, None
         head = await worker.head(after=1, wait_s=SOON)
         assert head is not None and head.version == 2
         assert_same(await worker.fetch(2, new.digest), new)
