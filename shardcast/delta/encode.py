@@ -1,0 +1,181 @@
+"""Makes the blob that turns one version's files into another's. Same files, same bytes: no clock, no randomness.
+
+Memory: a block of base and target per thread, and one section per shard in flight. The trainer runs this beside its
+next step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import struct
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from protocol.delta import CODEC_WORDS, DeltaSection, DeltaShard
+from protocol.digest import Digest, tree_digest
+from protocol.manifest import Manifest
+from shardcast.delta.blob import MAGIC, MAX_BLOCK_BYTES, MAX_BLOCKS, Block, Kind
+from shardcast.delta.frames import Bytes, join_parts
+from shardcast.delta.layout import Run, Tensor, pieces_of, runs_of, tensors_of
+from shardcast.delta.views import View
+from shardcast.delta.words import encode_words
+
+_TWIN_BYTES = 65_536  # smaller tensors are not looked up among the others
+_COMPARED_BYTES = 2**20
+
+
+class DeltaTooLarge(Exception):
+    """The blob would exceed the limit that was given: the version is better sent in full."""
+
+
+def encode_delta(base: View, target: View, manifest: Manifest, path: Path, *, limit: int, threads: int = 1) -> None:
+    """Write the blob that makes `target`, whose manifest is given, out of `base`. Blocking.
+
+    Raises DeltaTooLarge once it is over `limit` bytes; OSError if the disk refuses. The file is then the caller's to remove.
+    """
+    encoder = _Encoder(base, target, manifest)
+    table = bytearray()
+    with path.open("wb") as file:
+        at = file.write(MAGIC + struct.pack("<I", len(manifest.shards)) + bytes(4 * len(manifest.shards)))
+        for section in _in_order(encoder, len(manifest.shards), threads):
+            table += struct.pack("<I", len(section))
+            at += file.write(section)
+            if at > limit:
+                raise DeltaTooLarge(f"over {limit} bytes")
+        file.seek(len(MAGIC) + 4)
+        file.write(table)
+
+
+def delta_section(path: Path, base_version: int, base_digest: Digest, shard_bytes: int) -> DeltaSection:
+    """What the manifest says of a blob: one hashing pass. Blocking."""
+    shards: list[DeltaShard] = []
+    with path.open("rb") as file:
+        offset = 0
+        while chunk := file.read(shard_bytes):
+            shards.append(DeltaShard(offset, len(chunk), Digest.from_raw(hashlib.sha256(chunk).digest())))
+            offset += len(chunk)
+    digest = tree_digest(shard.digest for shard in shards)
+    return DeltaSection(CODEC_WORDS, base_version, base_digest, offset, digest, tuple(shards))
+
+
+def _in_order(encoder: _Encoder, count: int, threads: int) -> Iterator[bytes]:
+    if threads == 1:
+        yield from map(encoder.section, range(count))
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        for begin in range(0, count, 2 * threads):  # so that few finished sections wait for their turn
+            yield from pool.map(encoder.section, range(begin, min(count, begin + 2 * threads)))
+
+
+class _Encoder:
+    def __init__(self, base: View, target: View, manifest: Manifest) -> None:
+        self._base = base
+        self._target = target
+        self._shards = manifest.shards
+        self._runs = _plan(base, target)
+
+    def section(self, shard: int) -> bytes:
+        """The blocks that make a shard."""
+        place = self._shards[shard]
+        pieces = pieces_of(self._runs[place.file], place.offset, place.offset + place.size, MAX_BLOCK_BYTES)
+        blocks: list[Block] = []
+        for piece in pieces:
+            _append(blocks, self._block(place.file, piece))
+        if len(blocks) > MAX_BLOCKS:
+            raise DeltaTooLarge(f"shard {shard} would need {len(blocks)} blocks")
+        out = io.BytesIO()
+        for block in blocks:
+            out.write(block.to_bytes())
+        return out.getvalue()
+
+    def _block(self, file: int, piece: Run) -> Block:
+        new = _bytes_of(self._target, file, piece.offset, piece.size)
+        old = None if piece.base is None else _bytes_of(self._base, *piece.base, piece.size)
+        if piece.base is not None and old is not None and np.array_equal(old, new):
+            return Block(Kind.COPY, piece.offset, piece.size, *piece.base)
+        if piece.twin is not None:
+            return Block(Kind.TWIN, piece.offset, piece.size, *piece.twin)
+        if piece.base is None or old is None:
+            frame, size = join_parts([new])
+            return Block(Kind.RAW, piece.offset, piece.size, 0, 0, None, frame, size)
+        if piece.words:
+            found = encode_words(old.view(np.uint16), new.view(np.uint16))
+            assert found is not None, "equal words were copied"
+            head, parts = found
+            frame, size = join_parts(parts)
+            if len(frame) < piece.size:
+                return Block(Kind.WORDS, piece.offset, piece.size, *piece.base, head, frame, size)
+        frame, size = join_parts([old ^ new])
+        return Block(Kind.XOR, piece.offset, piece.size, *piece.base, None, frame, size)
+
+
+def _plan(base: View, target: View) -> list[list[Run]]:
+    """For each file of the target, where its bytes come from."""
+    places = {file.path: index for index, file in enumerate(base.files)}
+    tensors = [_tensors(target, index) for index in range(len(target.files))]
+    twins = _twins(target, tensors)
+    runs = []
+    for index, file in enumerate(target.files):
+        at = places.get(file.path)
+        base_tensors = None if at is None or tensors[index] is None else _tensors(base, at)
+        base_file = None if at is None else (at, base.files[at].size)
+        runs.append(runs_of(tensors[index], file.size, base_tensors, base_file, twins.get(index, {})))
+    return runs
+
+
+def _tensors(view: View, file: int) -> list[Tensor] | None:
+    if not view.files[file].path.endswith(".safetensors"):
+        return None
+    return tensors_of(lambda offset, count: _bytes_of(view, file, offset, count).tobytes(), view.files[file].size)
+
+
+def _twins(target: View, tensors: list[list[Tensor] | None]) -> dict[int, dict[int, tuple[int, int]]]:
+    """By file and begin: large tensors with the bytes of an earlier one, as tied embeddings have."""
+    first: dict[tuple[str, int, bytes], list[tuple[int, int]]] = {}
+    twins: dict[int, dict[int, tuple[int, int]]] = {}
+    for file, listed in enumerate(tensors):
+        for tensor in listed or ():
+            if tensor.size < _TWIN_BYTES:
+                continue
+            begin = _bytes_of(target, file, tensor.begin, 4096).tobytes()
+            earlier = first.setdefault((tensor.dtype, tensor.size, begin), [])
+            for place in earlier:
+                if _equal(target, place, (file, tensor.begin), tensor.size):
+                    twins.setdefault(file, {})[tensor.begin] = place
+                    break
+            else:
+                earlier.append((file, tensor.begin))
+    return twins
+
+
+def _equal(view: View, left: tuple[int, int], right: tuple[int, int], size: int) -> bool:
+    for at in range(0, size, _COMPARED_BYTES):
+        count = min(_COMPARED_BYTES, size - at)
+        one, other = (_bytes_of(view, file, begin + at, count) for file, begin in (left, right))
+        if not np.array_equal(one, other):
+            return False
+    return True
+
+
+def _bytes_of(view: View, file: int, offset: int, count: int) -> Bytes:
+    out = np.empty(count, np.uint8)
+    view.read(file, offset, out)
+    return out
+
+
+def _append(blocks: list[Block], block: Block) -> None:
+    """Add a block; copies that simply go on become one."""
+    last = blocks[-1] if blocks else None
+    if (
+        last is not None
+        and last.kind is block.kind
+        and block.kind in (Kind.COPY, Kind.TWIN)
+        and (last.file, last.offset + last.size) == (block.file, block.offset)
+    ):
+        blocks[-1] = Block(last.kind, last.at, last.size + block.size, last.file, last.offset)
+    else:
+        blocks.append(block)

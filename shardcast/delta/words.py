@@ -1,0 +1,222 @@
+"""The difference of two runs of 16-bit floating-point words, bit for bit.
+
+A step of training changes few words of a bfloat16 model, and most of those by one unit in the last place: an update is
+about as large as the learning rate everywhere, while that unit grows with the word. So whether a word changes hangs on
+its exponent above all, and both sides know the base's exponents. Words are therefore coded in two sets:
+
+* *small* words, whose magnitude bits are below a threshold: one flag each (changed or not), sorted by exponent, so
+  that flags of like probability lie together;
+* all others, which hardly ever change: gaps between the changed ones.
+
+How much a word changes is a difference of ordered integers (sign-magnitude made monotone): its sign, whether it is
+more than one unit, and if so how much more; again sorted by exponent.
+
+Everything is arithmetic modulo 2^16 on the bit patterns: NaN, infinities and −0 are words like any other.
+N words, K changed ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardcast.delta.errors import InvalidDelta
+from shardcast.delta.frames import Bytes, Parts
+
+Words = NDArray[np.uint16]
+Places = NDArray[np.int64]
+
+MAX_WORDS = 4 * 2**20  # of one block: bounds the memory of either side
+_MAGNITUDE = np.uint16(0x7FFF)
+_EXPONENT_SHIFT = 7
+_FLAG_WORTH = 1 / 64  # a class is flagged word by word if at least this share of it changed
+_SAMPLES = 65_536  # words that the shares are estimated from
+_SCAN = 128 * 1024  # words looked at in one go: they and their masks stay in the cache
+_ESCAPE = 255
+_MAX_SHIFT = 16
+_TYPICAL_SYMBOL = 32  # gaps are scaled so that their mean is below it, and escapes are rare
+_MIN_PART = 512  # bytes: a shorter part isn't worth statistics of its own
+
+
+@dataclass(frozen=True, slots=True)
+class WordsHead:
+    """What must be known before the parts can be read. `threshold`: magnitude bits below it are small."""
+
+    threshold: int
+    gap_shift: int
+    gap_count: int
+
+
+def encode_words(base: Words, target: Words) -> tuple[WordsHead, list[Bytes]] | None:
+    """The difference of two equally long runs of at most `MAX_WORDS`; None if there is none."""
+    places = changed_places(base, target)
+    if not len(places):
+        return None
+    threshold = _threshold(base, base.take(places))
+    small, exponents = small_places(base, threshold)
+    sort = np.argsort(exponents, kind="stable")
+    flags = (base.take(small) != target.take(small)).take(sort)
+    large = places[(base.take(places) & _MAGNITUDE) >= threshold]
+    gaps = np.diff(large, prepend=-1) - 1
+    shift = _gap_shift(gaps)
+    order = np.concatenate([small.take(sort[flags]), large])
+    parts = [
+        *_cut(np.packbits(flags), _class_starts(exponents.take(sort)) // 8),
+        *_gap_parts(gaps, shift),
+        *_difference_parts(base.take(order), target.take(order)),
+    ]
+    return WordsHead(threshold, shift, len(large)), parts
+
+
+def decode_words(head: WordsHead, parts: Parts, words: Words) -> None:
+    """Turn the base's `words` into the target's, in place. Raises InvalidDelta; then they are half-done."""
+    if head.threshold > 0x8000 or head.gap_shift > _MAX_SHIFT or head.gap_count > len(words):
+        raise InvalidDelta("a block of the delta has impossible parameters")
+    small, exponents = small_places(words, head.threshold)
+    flags = _bits(parts, len(small))
+    small = small.take(np.argsort(exponents, kind="stable")[flags])
+    large = _read_gaps(head, parts, len(words))
+    if ((words.take(large) & _MAGNITUDE) < head.threshold).any():
+        raise InvalidDelta("a block of the delta names a word twice")
+    order = np.concatenate([small, large])
+    words[order] = unordered(ordered(words.take(order)) + _read_differences(parts, len(order)))
+
+
+def ordered(words: Words) -> Words:
+    """Integers in the order of the floating-point numbers that the words are: neighbours differ by one."""
+    return words ^ ((words.view(np.int16) >> 15).view(np.uint16) | np.uint16(0x8000))
+
+
+def unordered(integers: Words) -> Words:
+    """The inverse of `ordered`."""
+    return integers ^ (~(integers.view(np.int16) >> 15).view(np.uint16) | np.uint16(0x8000))
+
+
+def changed_places(base: Words, target: Words) -> Places:
+    """Where two equally long runs differ, ascending."""
+    mask = np.empty(_SCAN, np.bool_)
+    found = []
+    for begin in range(0, len(base), _SCAN):
+        part = base[begin : begin + _SCAN]
+        differs = np.not_equal(part, target[begin : begin + _SCAN], out=mask[: len(part)])
+        found.append(np.flatnonzero(differs) + begin)
+    return np.concatenate(found)
+
+
+def small_places(words: Words, threshold: int) -> tuple[Places, NDArray[np.uint8]]:
+    """Where the words lie whose magnitude bits are below the threshold, ascending, and their exponents."""
+    if not threshold:
+        return np.empty(0, np.int64), np.empty(0, np.uint8)
+    mask, shifted = np.empty(_SCAN, np.bool_), np.empty(_SCAN, np.uint16)
+    highest = np.uint16(2 * threshold - 1)  # compared without the sign bit
+    found, exponents = [], []
+    for begin in range(0, len(words), _SCAN):
+        part = words[begin : begin + _SCAN]
+        magnitude = np.left_shift(part, 1, out=shifted[: len(part)])
+        inner = np.flatnonzero(np.less_equal(magnitude, highest, out=mask[: len(part)]))
+        exponents.append((magnitude.take(inner) >> (_EXPONENT_SHIFT + 1)).astype(np.uint8))
+        found.append(inner + begin)
+    return np.concatenate(found), np.concatenate(exponents)
+
+
+def _exponents(words: Words) -> NDArray[np.uint8]:
+    return ((words & _MAGNITUDE) >> _EXPONENT_SHIFT).astype(np.uint8)
+
+
+def _threshold(base: Words, changed: Words) -> int:
+    """Up to which exponent words are flagged: the highest at which a fair share of them changed."""
+    stride = max(1, len(base) // _SAMPLES)
+    present = np.bincount(_exponents(base[::stride]), minlength=256) * stride
+    hits = np.bincount(_exponents(changed), minlength=256)
+    worth = np.flatnonzero(hits > present * _FLAG_WORTH)
+    return (int(worth[-1]) + 1) << _EXPONENT_SHIFT if len(worth) else 0
+
+
+def _class_starts(exponents: NDArray[np.uint8]) -> Places:
+    """Where each exponent begins among sorted ones."""
+    return np.flatnonzero(np.diff(exponents.astype(np.int16), prepend=-1))
+
+
+def _cut(data: Bytes, starts: Places) -> list[Bytes]:
+    """Cut bytes at these places, but into no piece that is too short to have statistics of its own."""
+    pieces: list[Bytes] = []
+    begin = 0
+    for start in (*starts.tolist(), len(data)):
+        if start - begin >= _MIN_PART:
+            pieces.append(data[begin:start])
+            begin = start
+    return [*pieces, data[begin:]]
+
+
+def _gap_shift(gaps: Places) -> int:
+    mean = int(gaps.mean()) if len(gaps) else 0
+    return min(_MAX_SHIFT, max(0, mean.bit_length() - _TYPICAL_SYMBOL.bit_length() + 1))
+
+
+def _gap_parts(gaps: Places, shift: int) -> list[Bytes]:
+    """High bits as a byte each, those that don't fit as uint32, and the low bits, which are noise."""
+    high = gaps >> shift
+    symbols = np.minimum(high, _ESCAPE).astype(np.uint8)
+    escaped = high[high >= _ESCAPE].astype("<u4").view(np.uint8)
+    return [symbols, escaped, _pack_low(gaps, shift)]
+
+
+def _pack_low(gaps: Places, shift: int) -> Bytes:
+    if not shift:
+        return np.empty(0, np.uint8)
+    low = (gaps & ((1 << shift) - 1)).astype(">u2").view(np.uint8).reshape(-1, 2)
+    return np.packbits(np.unpackbits(low, axis=1)[:, 16 - shift :])
+
+
+def _read_gaps(head: WordsHead, parts: Parts, count: int) -> Places:
+    """Ascending places below `count`."""
+    symbols = parts.take(head.gap_count)
+    gaps = symbols.astype(np.int64)
+    escapes = symbols == _ESCAPE
+    gaps[escapes] = parts.take(4 * int(escapes.sum())).view("<u4")
+    gaps <<= head.gap_shift
+    if head.gap_shift:
+        bits = _bits(parts, head.gap_count * head.gap_shift).reshape(-1, head.gap_shift)
+        padded = np.zeros((head.gap_count, 16), np.bool_)
+        padded[:, 16 - head.gap_shift :] = bits
+        gaps += np.packbits(padded, axis=1).view(">u2").reshape(-1)
+    if len(gaps) and int(gaps.max()) >= count:  # also keeps the sum far below 2^63
+        raise InvalidDelta("a block of the delta reaches beyond its end")
+    places: Places = np.cumsum(gaps + 1) - 1
+    if len(places) and int(places[-1]) >= count:
+        raise InvalidDelta("a block of the delta reaches beyond its end")
+    return places
+
+
+def _difference_parts(base: Words, target: Words) -> list[Bytes]:
+    """Signs; which differences exceed one unit; and by how much, low bytes and high bytes apart."""
+    difference = (ordered(target) - ordered(base)).view(np.int16)
+    zigzag = ((difference << 1) ^ (difference >> 15)).view(np.uint16)
+    excess = (zigzag - np.uint16(1)) >> 1
+    big = excess > 0
+    starts = _class_starts(_exponents(base))
+    before = np.concatenate([[0], np.cumsum(big)])
+    over = (excess[big] - np.uint16(1)).astype("<u2").view(np.uint8).reshape(-1, 2)
+    return [
+        np.packbits((zigzag & np.uint16(1)).astype(np.bool_)),
+        *_cut(np.packbits(big), starts // 8),
+        *_cut(np.ascontiguousarray(over[:, 0]), before[starts]),
+        np.ascontiguousarray(over[:, 1]),
+    ]
+
+
+def _read_differences(parts: Parts, count: int) -> Words:
+    negative = _bits(parts, count)
+    big = _bits(parts, count)
+    over = int(big.sum())
+    low, high = parts.take(over), parts.take(over)
+    excess = np.zeros(count, np.uint16)
+    excess[big] = (low | (high.astype(np.uint16) << 8)) + np.uint16(1)
+    zigzag = (excess << 1) + np.uint16(2) - negative
+    return (zigzag >> 1) ^ np.negative(zigzag & np.uint16(1), dtype=np.uint16)
+
+
+def _bits(parts: Parts, count: int) -> NDArray[np.bool_]:
+    return np.unpackbits(parts.take((count + 7) // 8), count=count).view(np.bool_)
