@@ -51,7 +51,7 @@ class ShardWriter:
         self._hash = hashlib.sha256()
         self._descriptor = os.open(path, os.O_WRONLY)
 
-    def write(self, chunks: Sequence[bytes]) -> None:
+    def write(self, chunks: Sequence[bytes | memoryview]) -> None:
         """Append the chunks. Raises DiskFullError. Blocking: call it from a thread."""
         with disk_errors(self._folder):
             for chunk in chunks:
@@ -70,7 +70,7 @@ class ShardWriter:
         """The digest of what was received so far."""
         return Digest.from_raw(self._hash.digest())
 
-    def _write_all(self, chunk: bytes) -> None:
+    def _write_all(self, chunk: bytes | memoryview) -> None:
         view = memoryview(chunk)
         at = self._offset + self.received
         while view:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import struct
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -77,6 +78,7 @@ class _Encoder:
         self._target = target
         self._shards = manifest.shards
         self._runs = _plan(base, target)
+        self._local = threading.local()
 
     def section(self, shard: int) -> bytes:
         """The blocks that make a shard."""
@@ -93,24 +95,46 @@ class _Encoder:
         return out.getvalue()
 
     def _block(self, file: int, piece: Run) -> Block:
-        new = _bytes_of(self._target, file, piece.offset, piece.size)
-        old = None if piece.base is None else _bytes_of(self._base, *piece.base, piece.size)
-        if piece.base is not None and old is not None and np.array_equal(old, new):
+        new, old = (buffer[: piece.size] for buffer in self._buffers())
+        self._target.read(file, piece.offset, new)
+        if piece.base is None:
+            return _raw(piece, new) if piece.twin is None else Block(Kind.TWIN, piece.offset, piece.size, *piece.twin)
+        self._base.read(*piece.base, old)
+        if piece.twin is None and piece.words:
+            return _words(piece, piece.base, old, new)
+        if np.array_equal(old, new):
             return Block(Kind.COPY, piece.offset, piece.size, *piece.base)
         if piece.twin is not None:
             return Block(Kind.TWIN, piece.offset, piece.size, *piece.twin)
-        if piece.base is None or old is None:
-            frame, size = join_parts([new])
-            return Block(Kind.RAW, piece.offset, piece.size, 0, 0, None, frame, size)
-        if piece.words:
-            found = encode_words(old.view(np.uint16), new.view(np.uint16))
-            assert found is not None, "equal words were copied"
-            head, parts = found
-            frame, size = join_parts(parts)
-            if len(frame) < piece.size:
-                return Block(Kind.WORDS, piece.offset, piece.size, *piece.base, head, frame, size)
-        frame, size = join_parts([old ^ new])
-        return Block(Kind.XOR, piece.offset, piece.size, *piece.base, None, frame, size)
+        return _xor(piece, piece.base, old, new)
+
+    def _buffers(self) -> tuple[Bytes, Bytes]:
+        """Two for each thread: to allocate them anew for each block would cost more than to read it."""
+        if not hasattr(self._local, "buffers"):
+            self._local.buffers = tuple(np.empty(MAX_BLOCK_BYTES, np.uint8) for _ in range(2))
+        buffers: tuple[Bytes, Bytes] = self._local.buffers
+        return buffers
+
+
+def _raw(piece: Run, new: Bytes) -> Block:
+    frame, size = join_parts([new])
+    return Block(Kind.RAW, piece.offset, piece.size, 0, 0, None, frame, size)
+
+
+def _xor(piece: Run, base: tuple[int, int], old: Bytes, new: Bytes) -> Block:
+    frame, size = join_parts([old ^ new])
+    return Block(Kind.XOR, piece.offset, piece.size, *base, None, frame, size)
+
+
+def _words(piece: Run, base: tuple[int, int], old: Bytes, new: Bytes) -> Block:
+    found = encode_words(old.view(np.uint16), new.view(np.uint16))
+    if found is None:
+        return Block(Kind.COPY, piece.offset, piece.size, *base)
+    head, parts = found
+    frame, size = join_parts(parts)
+    if len(frame) < piece.size:
+        return Block(Kind.WORDS, piece.offset, piece.size, *base, head, frame, size)
+    return _xor(piece, base, old, new)
 
 
 def _plan(base: View, target: View) -> list[list[Run]]:

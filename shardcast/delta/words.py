@@ -31,8 +31,10 @@ Places = NDArray[np.int64]
 MAX_WORDS = 4 * 2**20  # of one block: bounds the memory of either side
 _MAGNITUDE = np.uint16(0x7FFF)
 _EXPONENT_SHIFT = 7
-_FLAG_WORTH = 1 / 64  # a class is flagged word by word if at least this share of it changed
-_SAMPLES = 65_536  # words that the shares are estimated from
+_CLASSES = 256
+_FLAG_COST = 0.02  # bits by which the flag of one word must be worth the time
+_SAMPLED = 131_072  # words that the shares are estimated from, …
+_SAMPLE = 1024  # … in runs of so many
 _SCAN = 128 * 1024  # words looked at in one go: they and their masks stay in the cache
 _ESCAPE = 255
 _MAX_SHIFT = 16
@@ -51,23 +53,20 @@ class WordsHead:
 
 def encode_words(base: Words, target: Words) -> tuple[WordsHead, list[Bytes]] | None:
     """The difference of two equally long runs of at most `MAX_WORDS`; None if there is none."""
-    places = changed_places(base, target)
-    if not len(places):
+    threshold = _threshold(base, target)
+    found = _scan(base, target, threshold)
+    order = np.concatenate([found.small.take(_sorting(found.exponents[found.flags])), found.large])
+    if not len(order):
         return None
-    threshold = _threshold(base, base.take(places))
-    small, exponents = small_places(base, threshold)
-    sort = np.argsort(exponents, kind="stable")
-    flags = (base.take(small) != target.take(small)).take(sort)
-    large = places[(base.take(places) & _MAGNITUDE) >= threshold]
-    gaps = np.diff(large, prepend=-1) - 1
+    sort = _sorting(found.exponents)
+    gaps = np.diff(found.large, prepend=-1) - 1
     shift = _gap_shift(gaps)
-    order = np.concatenate([small.take(sort[flags]), large])
     parts = [
-        *_cut(np.packbits(flags), _class_starts(exponents.take(sort)) // 8),
+        *_cut(np.packbits(found.flags.take(sort)), np.cumsum(np.bincount(found.exponents)) // 8),
         *_gap_parts(gaps, shift),
         *_difference_parts(base.take(order), target.take(order)),
     ]
-    return WordsHead(threshold, shift, len(large)), parts
+    return WordsHead(threshold, shift, len(found.large)), parts
 
 
 def decode_words(head: WordsHead, parts: Parts, words: Words) -> None:
@@ -76,7 +75,7 @@ def decode_words(head: WordsHead, parts: Parts, words: Words) -> None:
         raise InvalidDelta("a block of the delta has impossible parameters")
     small, exponents = small_places(words, head.threshold)
     flags = _bits(parts, len(small))
-    small = small.take(np.argsort(exponents, kind="stable")[flags])
+    small = small.take(_sorting(exponents)[flags])
     large = _read_gaps(head, parts, len(words))
     if ((words.take(large) & _MAGNITUDE) < head.threshold).any():
         raise InvalidDelta("a block of the delta names a word twice")
@@ -94,49 +93,100 @@ def unordered(integers: Words) -> Words:
     return integers ^ (~(integers.view(np.int16) >> 15).view(np.uint16) | np.uint16(0x8000))
 
 
-def changed_places(base: Words, target: Words) -> Places:
-    """Where two equally long runs differ, ascending."""
-    mask = np.empty(_SCAN, np.bool_)
-    found = []
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Of all small words in order: `exponents` and `flags` (changed or not). Places of the changed words: `small`, `large`."""
+
+    exponents: NDArray[np.uint8]
+    flags: NDArray[np.bool_]
+    small: Places
+    large: Places
+
+
+def _scan(base: Words, target: Words, threshold: int) -> _Found:
+    """Both runs are read once, and only what is needed of the small words is kept of them."""
+    differs, mask, other = (np.empty(_SCAN, np.bool_) for _ in range(3))
+    exponents, flags, small, large = [], [], [], []
     for begin in range(0, len(base), _SCAN):
         part = base[begin : begin + _SCAN]
-        differs = np.not_equal(part, target[begin : begin + _SCAN], out=mask[: len(part)])
-        found.append(np.flatnonzero(differs) + begin)
-    return np.concatenate(found)
+        count = len(part)
+        np.not_equal(part, target[begin : begin + _SCAN], out=differs[:count])
+        inner, found = _small_in(part, threshold, mask)
+        changed = differs[:count].take(inner)
+        exponents.append(found)
+        flags.append(changed)
+        small.append(inner[changed] + begin)
+        np.greater(differs, mask, out=other)  # changed and not small
+        other[count:] = False
+        large.append(_rare(other) + begin)
+    return _Found(np.concatenate(exponents), np.concatenate(flags), np.concatenate(small), np.concatenate(large))
+
+
+def _small_in(part: Words, threshold: int, mask: NDArray[np.bool_]) -> tuple[Places, NDArray[np.uint8]]:
+    """Where a part of a run has small words, and their exponents; `mask` is set to True there."""
+    magnitude = np.left_shift(part, 1)  # the sign bit is gone
+    small = mask[: len(part)]
+    if threshold:
+        np.less_equal(magnitude, np.uint16(2 * threshold - 1), out=small)
+    else:
+        small[:] = False
+    inner = np.flatnonzero(small)
+    return inner, (magnitude.take(inner) >> (_EXPONENT_SHIFT + 1)).astype(np.uint8)
+
+
+def _rare(mask: NDArray[np.bool_]) -> Places:
+    """Where a mask that is nearly nowhere true is true, ascending: looks at eight bools at a time."""
+    eights = mask.view(np.uint64)
+    hits = np.flatnonzero(eights)
+    inner = np.flatnonzero(eights[hits].view(np.bool_))
+    return hits.take(inner >> 3) * 8 + (inner & 7)
+
+
+def _sorting(exponents: NDArray[np.uint8]) -> Places:
+    """How to sort by exponent and then by place."""
+    return np.argsort(exponents, kind="stable")
 
 
 def small_places(words: Words, threshold: int) -> tuple[Places, NDArray[np.uint8]]:
     """Where the words lie whose magnitude bits are below the threshold, ascending, and their exponents."""
-    if not threshold:
-        return np.empty(0, np.int64), np.empty(0, np.uint8)
-    mask, shifted = np.empty(_SCAN, np.bool_), np.empty(_SCAN, np.uint16)
-    highest = np.uint16(2 * threshold - 1)  # compared without the sign bit
-    found, exponents = [], []
-    for begin in range(0, len(words), _SCAN):
-        part = words[begin : begin + _SCAN]
-        magnitude = np.left_shift(part, 1, out=shifted[: len(part)])
-        inner = np.flatnonzero(np.less_equal(magnitude, highest, out=mask[: len(part)]))
-        exponents.append((magnitude.take(inner) >> (_EXPONENT_SHIFT + 1)).astype(np.uint8))
-        found.append(inner + begin)
-    return np.concatenate(found), np.concatenate(exponents)
+    mask = np.empty(_SCAN, np.bool_)
+    places, exponents = [np.empty(0, np.int64)], [np.empty(0, np.uint8)]
+    for begin in range(0, len(words) if threshold else 0, _SCAN):
+        inner, found = _small_in(words[begin : begin + _SCAN], threshold, mask)
+        places.append(inner + begin)
+        exponents.append(found)
+    return np.concatenate(places), np.concatenate(exponents)
 
 
 def _exponents(words: Words) -> NDArray[np.uint8]:
     return ((words & _MAGNITUDE) >> _EXPONENT_SHIFT).astype(np.uint8)
 
 
-def _threshold(base: Words, changed: Words) -> int:
-    """Up to which exponent words are flagged: the highest at which a fair share of them changed."""
-    stride = max(1, len(base) // _SAMPLES)
-    present = np.bincount(_exponents(base[::stride]), minlength=256) * stride
-    hits = np.bincount(_exponents(changed), minlength=256)
-    worth = np.flatnonzero(hits > present * _FLAG_WORTH)
-    return (int(worth[-1]) + 1) << _EXPONENT_SHIFT if len(worth) else 0
+def _threshold(base: Words, target: Words) -> int:
+    """Below which magnitude words are flagged: where a sample of the words says that it costs least.
+
+    Flags of a class of which the share p changed cost its entropy, and each word a little for the time it takes; a gap
+    between rare changes, log2(e / share) bits.
+    """
+    step = max(_SAMPLE, len(base) * _SAMPLE // _SAMPLED)
+    old, new = (
+        np.concatenate([words[begin : begin + _SAMPLE] for begin in range(0, len(words), step)])
+        for words in (base, target)
+    )
+    present = np.bincount(_exponents(old), minlength=_CLASSES)
+    hits = np.bincount(_exponents(old[old != new]), minlength=_CLASSES)
+    flags = np.cumsum(present * (_entropy(hits / np.maximum(present, 1)) + _FLAG_COST))
+    left = hits.sum() - np.cumsum(hits)
+    gaps = left * np.log2(np.e * len(old) / np.maximum(left, 1))
+    costs = np.concatenate([[hits.sum() * np.log2(np.e * len(old) / max(1, hits.sum()))], flags + gaps])
+    return int(np.argmin(costs)) << _EXPONENT_SHIFT
 
 
-def _class_starts(exponents: NDArray[np.uint8]) -> Places:
-    """Where each exponent begins among sorted ones."""
-    return np.flatnonzero(np.diff(exponents.astype(np.int16), prepend=-1))
+def _entropy(shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of a yes or no, in bits."""
+    inner = np.clip(shares, 1e-9, 1 - 1e-9)
+    entropy: NDArray[np.float64] = -(inner * np.log2(inner) + (1 - inner) * np.log2(1 - inner))
+    return entropy
 
 
 def _cut(data: Bytes, starts: Places) -> list[Bytes]:
@@ -196,13 +246,14 @@ def _difference_parts(base: Words, target: Words) -> list[Bytes]:
     zigzag = ((difference << 1) ^ (difference >> 15)).view(np.uint16)
     excess = (zigzag - np.uint16(1)) >> 1
     big = excess > 0
-    starts = _class_starts(_exponents(base))
-    before = np.concatenate([[0], np.cumsum(big)])
+    exponents = _exponents(base)
+    starts = np.flatnonzero(exponents[1:] != exponents[:-1]) + 1
+    before = np.cumsum(big, dtype=np.int64)
     over = (excess[big] - np.uint16(1)).astype("<u2").view(np.uint8).reshape(-1, 2)
     return [
         np.packbits((zigzag & np.uint16(1)).astype(np.bool_)),
         *_cut(np.packbits(big), starts // 8),
-        *_cut(np.ascontiguousarray(over[:, 0]), before[starts]),
+        *_cut(np.ascontiguousarray(over[:, 0]), before[starts - 1]),
         np.ascontiguousarray(over[:, 1]),
     ]
 
