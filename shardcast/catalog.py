@@ -11,6 +11,7 @@ from protocol.manifest import Digest, envelope_to_json
 from shardcast.have import Have
 from shardcast.metrics import ShardcastMetrics
 from shardcast.pulse import Pulse
+from shardcast.reports import Reports
 from shardcast.sources import Head, NotYet
 from shardcast.storage import ShardLocation, StoredVersion, VersionStore
 
@@ -62,6 +63,7 @@ class Catalog:
         self._head: Head | None = None
         self.changed = Pulse()  # beats when the head, or what is here or on its way, changes
         self._closed = False
+        self.reports = Reports(metrics, lambda: None if self._head is None else self._head.version)
         if store.head is not None:
             self.announce(store.head)
 
@@ -113,6 +115,7 @@ class Catalog:
             "complete": None if complete is None else complete.version,
             "versions": self.store.versions,
             "next_version": 0 if self.store.names.latest is None else self.store.names.latest + 1,
+            "delta_fallbacks": [f"{count} × {reason}" for reason, count in sorted(self.reports.counts.items())],
             "sources": [],
         }
 

@@ -1,12 +1,13 @@
 """The HTTP surface that origin and relay share.
 
 GET /v1/head?after=V&wait=S   200 {"version", "manifest_digest"} once the head is above V; 204 when S seconds passed
-GET /v1/manifests/{version}   the signed manifest; immutable
+GET /v1/manifests/{version}   the signed manifest; immutable. `?at_hand=1`: only if it needn't be got first
 GET /v1/shards/{digest}       the bytes; Range, ETag, immutable. `Prefer: wait=S` lets a relay wait for them;
                               503 with `X-Shardcast: not-yet` when they didn't come in time
 GET /v1/have/{total digest}?epoch=E&after=N&wait=S
                               200 which shards of the version are here, from the Nth of list E on (see `have`); 204 when
                               S seconds passed without news
+POST /v1/reports              a delta was of no use to a client (see `reports`)
 GET /healthz, /metrics, /     JSON, Prometheus text, a page for people
 """
 
@@ -60,6 +61,7 @@ class ShardcastApp:
         app.router.add_get("/v1/manifests/{version}", self._manifest)
         app.router.add_get("/v1/shards/{digest}", self._shard)
         app.router.add_get("/v1/have/{digest}", self._have)
+        app.router.add_post("/v1/reports", self.catalog.reports.handle)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/", self._page)
@@ -99,7 +101,8 @@ class ShardcastApp:
         version = request.match_info["version"]
         if not (version.isascii() and version.isdigit() and len(version) <= 16 and int(version) <= MAX_VERSION):
             return error_response(400, "a version is a whole number")
-        body = await self.catalog.manifest_json(int(version), Asker.parse(request.headers.get(FROM_HEADER, "")))
+        asker = Asker.PEER if "at_hand" in request.query else Asker.parse(request.headers.get(FROM_HEADER, ""))
+        body = await self.catalog.manifest_json(int(version), asker)
         if body is None:
             return error_response(404, f"version {version} is not here")
         return web.Response(body=body, content_type="application/json", headers={"Cache-Control": _IMMUTABLE})

@@ -92,9 +92,10 @@ class Source:
             body = await self._read_small(response, _HEAD_MAX_BYTES)
         return _parse_head(self.url, body)
 
-    async def envelope(self, version: int) -> SignedEnvelope:
-        """The signed manifest of a version as the source has it, unchecked."""
-        async with self._get(f"/v1/manifests/{version}", self._limits.shard_wait_s) as response:
+    async def envelope(self, version: int, *, at_hand: bool = False) -> SignedEnvelope:
+        """The signed manifest of a version as the source has it, unchecked. `at_hand`: only if it needn't get it first."""
+        query = {"at_hand": "1"} if at_hand else None
+        async with self._get(f"/v1/manifests/{version}", self._limits.shard_wait_s, params=query) as response:
             self._check_status(response, 200)
             body = await self._read_small(response, self._limits.max_envelope_bytes)
         try:

@@ -34,6 +34,7 @@ def render_page(health: Mapping[str, Any]) -> str:
             ("versions here", "versions"),
             ("being received", "receiving"),
             ("next free number", "next_version"),
+            ("deltas that failed, as clients tell", "delta_fallbacks"),
         )
     )
     return _PAGE.format(role=escape(str(health["role"])), facts=facts, sources=_sources(health["sources"]))
