@@ -29,14 +29,14 @@ _TWIN_BYTES = 65_536  # smaller tensors are not looked up among the others
 _COMPARED_BYTES = 2**20
 
 
-class DeltaTooLarge(Exception):
+class DeltaTooLargeError(Exception):
     """The blob would exceed the limit that was given: the version is better sent in full."""
 
 
 def encode_delta(base: View, target: View, manifest: Manifest, path: Path, *, limit: int, threads: int = 1) -> None:
     """Write the blob that makes `target`, whose manifest is given, out of `base`. Blocking.
 
-    Raises DeltaTooLarge once it is over `limit` bytes; OSError if the disk refuses. The file is then the caller's to remove.
+    Raises DeltaTooLargeError once it is over `limit` bytes, OSError if the disk refuses, and leaves the file then.
     """
     encoder = _Encoder(base, target, manifest)
     table = bytearray()
@@ -46,7 +46,7 @@ def encode_delta(base: View, target: View, manifest: Manifest, path: Path, *, li
             table += struct.pack("<I", len(section))
             at += file.write(section)
             if at > limit:
-                raise DeltaTooLarge(f"over {limit} bytes")
+                raise DeltaTooLargeError(f"over {limit} bytes")
         file.seek(len(MAGIC) + 4)
         file.write(table)
 
@@ -88,7 +88,7 @@ class _Encoder:
         for piece in pieces:
             _append(blocks, self._block(place.file, piece))
         if len(blocks) > MAX_BLOCKS:
-            raise DeltaTooLarge(f"shard {shard} would need {len(blocks)} blocks")
+            raise DeltaTooLargeError(f"shard {shard} would need {len(blocks)} blocks")
         out = io.BytesIO()
         for block in blocks:
             out.write(block.to_bytes())

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardcast.delta.decode import BlobFile, DeltaView
-from shardcast.delta.encode import DeltaTooLarge, encode_delta
+from shardcast.delta.encode import DeltaTooLargeError, encode_delta
 from shardcast.delta.errors import BaseUnreadable, InvalidDelta
 from shardcast.delta.views import FolderView
 from tests.unit.shardcast.delta.versions import (
@@ -112,7 +112,11 @@ def test_a_delta_over_its_limit_is_given_up(tmp_path: Path) -> None:
     base = write(tmp_path / "base", {"a.bin": bytes(9000)})
     target = write(tmp_path / "target", {"a.bin": os.urandom(9000)})
     old, new = manifest(base, 1), manifest(target, 2)
-    with FolderView(base, old.files) as before, FolderView(target, new.files) as after, pytest.raises(DeltaTooLarge):
+    with (
+        FolderView(base, old.files) as before,
+        FolderView(target, new.files) as after,
+        pytest.raises(DeltaTooLargeError),
+    ):
         encode_delta(before, after, new, tmp_path / "blob", limit=5000)
 
 
