@@ -12,7 +12,7 @@ import aiohttp
 
 from protocol.errors import SourceFault, UserError
 from protocol.manifest import Digest, InvalidManifest, manifest_digest
-from shardcast.client import OnProgress, Progress, ShardcastClient
+from shardcast.client import OnProgress, Progress, ShardcastClient, Way
 from shardcast.config import ClientLimits, parse_source
 
 _STATUS_TIMEOUT_S = 10.0
@@ -37,9 +37,10 @@ async def run(
                 raise SourceFault(f"no version was published within {deadline_s:.0f} s")
             version = head.version
         manifest, envelope = await client.manifest(version, expected)
-        with _progress(f"version {version}", manifest.total_bytes) as on_progress:
-            path = await client.fetch(version, expected, on_progress)
-    print(f"version={version} digest={manifest_digest(envelope.payload)} bytes={manifest.total_bytes} path={path}")
+        with _progress(f"version {version}", manifest.total_bytes) as show:
+            path = await client.fetch(version, expected, show)
+    facts = f"version={version} digest={manifest_digest(envelope.payload)} bytes={manifest.total_bytes}"
+    print(f"{facts} way={show.way} path={path}")
 
 
 async def show_status(url: str) -> None:
@@ -72,11 +73,23 @@ def _digest(text: str | None) -> Digest | None:
         raise UserError(f"--digest: {error}") from None
 
 
+class _Shown:
+    """Remembers the way of the last progress, and hands each on."""
+
+    def __init__(self, show: OnProgress = lambda progress: None) -> None:
+        self.way: str = "none"  # it was here already
+        self._show = show
+
+    def __call__(self, progress: Progress) -> None:
+        self.way = progress.way.value
+        self._show(progress)
+
+
 @contextlib.contextmanager
-def _progress(label: str, total: int) -> Iterator[OnProgress | None]:
+def _progress(label: str, total: int) -> Iterator[_Shown]:
     """A progress bar on a terminal, nothing elsewhere."""
     if not sys.stderr.isatty():
-        yield None
+        yield _Shown()
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -87,6 +100,7 @@ def _progress(label: str, total: int) -> Iterator[OnProgress | None]:
         task = bar.add_task(label, total=total)
 
         def show(progress: Progress) -> None:
-            bar.update(task, completed=progress.done)
+            way = "" if progress.way is Way.FULL else f" ({progress.way})"
+            bar.update(task, description=label + way, completed=progress.done, total=progress.total)
 
-        yield show
+        yield _Shown(show)
