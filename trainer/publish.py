@@ -141,9 +141,13 @@ class Publisher:
         if base is None or not self._is_intact(base):
             return manifest
         begun = time.perf_counter()
-        made = make_delta(
-            base.files, base.manifest, folder / "files", manifest, folder / "delta", shard_bytes=self._shard_bytes
-        )
+        try:
+            made = make_delta(
+                base.files, base.manifest, folder / "files", manifest, folder / "delta", shard_bytes=self._shard_bytes
+            )
+        except OurFault as error:
+            log.warning("version %d is published in full alone: %s", version, error, extra={"action": "delta"})
+            return manifest
         size = manifest.total_bytes if made is None or made.delta is None else made.delta.size
         log.info(
             "version %d is published %s, after %.1f s",

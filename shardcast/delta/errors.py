@@ -15,6 +15,10 @@ class BaseUnreadable(OurFault):
     """The base's files here can't be read, or are shorter than its manifest says."""
 
 
+class NotTheBaseError(OurFault):
+    """What was offered as base is another version, or its bytes are not what its manifest says. Nothing was changed."""
+
+
 class FallbackReason(StrEnum):
     """Why a version that has a delta was fetched in full after all."""
 

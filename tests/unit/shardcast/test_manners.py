@@ -59,9 +59,7 @@ async def test_a_relay_is_busy_while_it_serves_clients_most_of_the_time() -> Non
     assert manners.busy
 
 
-@pytest.mark.parametrize(
-    "asker", [Asker(Kind.RELAY, "a1"), Asker(Kind.PEER, "a1"), Asker(Kind.PEER, "a1", busy=True)]
-)
+@pytest.mark.parametrize("asker", [Asker(Kind.RELAY, "a1"), Asker(Kind.PEER, "a1"), Asker(Kind.PEER, "a1", busy=True)])
 def test_an_asker_survives_its_header(asker: Asker) -> None:
     assert Asker.parse(asker.header()[FROM_HEADER]) == asker
 
