@@ -147,29 +147,33 @@ class Obtaining:
     async def _by_delta(self, chain: Chain) -> FallbackReason | None:
         """Make what is missing; says why not all of it could be made. Raises DiskFullError."""
         self._progress.begin(Way.DELTA, 0, chain.size)
-        try:
-            for link in chain.links:
-                await self._receive(link)
-        except SourceFault as fault:
-            log.warning("a delta can't be had: %s", fault, extra={"action": "delta"})
-            return FallbackReason.BLOB_ABSENT
+        with self._store.reading(chain.base):  # nobody collects it meanwhile
+            try:
+                for link in chain.links:
+                    await self._receive(link)
+            except SourceFault as fault:
+                log.warning("a delta can't be had: %s", fault, extra={"action": "delta"})
+                return FallbackReason.BLOB_ABSENT
+            try:
+                return self._judge(await self._make(chain), chain.base)
+            except InvalidDelta as fault:
+                log.warning("a signed delta is of no use: %s", fault, extra={"action": "delta"})
+                return FallbackReason.BLOB_WRONG
+            except BaseUnreadable as fault:
+                log.warning("%s", fault, extra={"action": "delta"})
+                return FallbackReason.BASE_UNREADABLE
+
+    async def _make(self, chain: Chain) -> Applied:
+        """Apply all deltas at once: each is a view of the one before. Raises InvalidDelta, BaseUnreadable, DiskFullError."""
         base = self._store.get(chain.base)
         if base is None:
-            return FallbackReason.BASE_UNREADABLE
-        try:
-            with self._store.reading(chain.base), ExitStack() as opened:
-                view: View = opened.enter_context(FolderView(base.path, base.manifest.files))
-                for link in chain.links:
-                    blob = opened.enter_context(BlobFile(self._blobs[link.policy_version].folder / BLOB_FILE))
-                    view = DeltaView(view, link, blob.read, blob.size)
-                applied = await self._apply(view)
-        except InvalidDelta as fault:
-            log.warning("a signed delta is of no use: %s", fault, extra={"action": "delta"})
-            return FallbackReason.BLOB_WRONG
-        except BaseUnreadable as fault:
-            log.warning("%s", fault, extra={"action": "delta"})
-            return FallbackReason.BASE_UNREADABLE
-        return self._judge(applied, chain.base)
+            raise BaseUnreadable(f"version {chain.base} was removed before the delta to it was here")
+        with ExitStack() as opened:
+            view: View = opened.enter_context(FolderView(base.path, base.manifest.files))
+            for link in chain.links:
+                blob = opened.enter_context(BlobFile(self._blobs[link.policy_version].folder / BLOB_FILE))
+                view = DeltaView(view, link, blob.read, blob.size)
+            return await self._apply(view)
 
     async def _receive(self, link: Manifest) -> None:
         """Get the blob of one version, resuming what an earlier process had. Raises SourceFault, DiskFullError."""

@@ -22,7 +22,7 @@ from shardcast.delta.frames import Bytes, Parts, open_frame
 from shardcast.delta.views import View
 from shardcast.delta.words import decode_words
 
-_KEPT_BLOCKS = 4  # made in part only, and likely to be asked for the rest
+_KEPT_BLOCKS = 2  # made in part only, and likely to be asked for the rest
 
 
 class DeltaView:
