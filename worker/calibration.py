@@ -54,6 +54,7 @@ async def honest_generations(
             kv_cache_gib=kv_cache_gib,
             enable_prefix_caching=setting.prefix_caching,
             max_num_batched_tokens=setting.max_num_batched_tokens,
+            log_level="ERROR",
         )
     )
     await engine.start(Weights(0, _DIGEST, folder))
