@@ -49,18 +49,20 @@ class Applier:
         """
         missing = self._partial.missing
         with ThreadPoolExecutor(self._threads, thread_name_prefix="delta") as pool:
-            try:
-                outcomes = list(pool.map(self._make, missing))
-            except BaseException:
-                self._stopped.set()  # what still waits in the pool ends at once
-                raise
+            outcomes = list(pool.map(self._make_or_stop, missing))
         faults = [outcome for outcome in outcomes if isinstance(outcome, RollswarmError)]
         right = sum(1 for outcome in outcomes if outcome is True)
         return Applied(right, len(missing) - right, faults[0] if faults else None)
 
+    def _make_or_stop(self, index: int) -> bool | RollswarmError:
+        """What still waits in the pool ends at once when the disk fails."""
+        try:
+            return False if self._stopped.is_set() else self._make(index)
+        except BaseException:
+            self._stopped.set()
+            raise
+
     def _make(self, index: int) -> bool | RollswarmError:
-        if self._stopped.is_set():
-            return False
         shard = self._partial.manifest.shards[index]
         out = self._buffer(shard.size)
         try:

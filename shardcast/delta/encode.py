@@ -26,7 +26,7 @@ from shardcast.delta.views import View
 from shardcast.delta.words import encode_words
 
 _TWIN_BYTES = 65_536  # smaller tensors are not looked up among the others
-_COMPARED_BYTES = 2**20
+_LOOKED_AT = 4096
 
 
 class DeltaTooLargeError(Exception):
@@ -97,15 +97,17 @@ class _Encoder:
     def _block(self, file: int, piece: Run) -> Block:
         new, old = (buffer[: piece.size] for buffer in self._buffers())
         self._target.read(file, piece.offset, new)
+        if piece.twin is not None:
+            self._target.read(*piece.twin, old)
+            if np.array_equal(old, new):
+                return Block(Kind.TWIN, piece.offset, piece.size, *piece.twin)
         if piece.base is None:
-            return _raw(piece, new) if piece.twin is None else Block(Kind.TWIN, piece.offset, piece.size, *piece.twin)
+            return _raw(piece, new)
         self._base.read(*piece.base, old)
-        if piece.twin is None and piece.words:
+        if piece.words:
             return _words(piece, piece.base, old, new)
         if np.array_equal(old, new):
             return Block(Kind.COPY, piece.offset, piece.size, *piece.base)
-        if piece.twin is not None:
-            return Block(Kind.TWIN, piece.offset, piece.size, *piece.twin)
         return _xor(piece, piece.base, old, new)
 
     def _buffers(self) -> tuple[Bytes, Bytes]:
@@ -158,31 +160,19 @@ def _tensors(view: View, file: int) -> list[Tensor] | None:
 
 
 def _twins(target: View, tensors: list[list[Tensor] | None]) -> dict[int, dict[int, tuple[int, int]]]:
-    """By file and begin: large tensors with the bytes of an earlier one, as tied embeddings have."""
-    first: dict[tuple[str, int, bytes], list[tuple[int, int]]] = {}
+    """By file and begin: large tensors that look like an earlier one, as tied embeddings do. Pieces are compared later."""
+    first: dict[tuple[str, int, bytes], tuple[int, int]] = {}
     twins: dict[int, dict[int, tuple[int, int]]] = {}
     for file, listed in enumerate(tensors):
         for tensor in listed or ():
             if tensor.size < _TWIN_BYTES:
                 continue
-            begin = _bytes_of(target, file, tensor.begin, 4096).tobytes()
-            earlier = first.setdefault((tensor.dtype, tensor.size, begin), [])
-            for place in earlier:
-                if _equal(target, place, (file, tensor.begin), tensor.size):
-                    twins.setdefault(file, {})[tensor.begin] = place
-                    break
-            else:
-                earlier.append((file, tensor.begin))
+            middle = tensor.begin + tensor.size // 2
+            looks = b"".join(_bytes_of(target, file, at, _LOOKED_AT).tobytes() for at in (tensor.begin, middle))
+            earlier = first.setdefault((tensor.dtype, tensor.size, looks), (file, tensor.begin))
+            if earlier != (file, tensor.begin):
+                twins.setdefault(file, {})[tensor.begin] = earlier
     return twins
-
-
-def _equal(view: View, left: tuple[int, int], right: tuple[int, int], size: int) -> bool:
-    for at in range(0, size, _COMPARED_BYTES):
-        count = min(_COMPARED_BYTES, size - at)
-        one, other = (_bytes_of(view, file, begin + at, count) for file, begin in (left, right))
-        if not np.array_equal(one, other):
-            return False
-    return True
 
 
 def _bytes_of(view: View, file: int, offset: int, count: int) -> Bytes:

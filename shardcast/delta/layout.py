@@ -40,7 +40,7 @@ class Tensor:
 class Run:
     """Consecutive bytes of a target file. `base`: file index and offset of as many bytes in the base, if there are.
 
-    `twin`: file index and offset of an earlier run of the target that has the same bytes (a tied tensor).
+    `twin`: file index and offset of an earlier run of the target that may have the same bytes (a tied tensor).
     """
 
     offset: int
@@ -89,7 +89,7 @@ def runs_of(
 
     With tensors on both sides, each is held against the base's tensor of the same name, type and size; the rest (the
     header) against the bytes at the same place. Without, the file is one run. `twins`: by a tensor's begin, where an
-    earlier tensor of the target has the same bytes.
+    earlier tensor of the target may have the same bytes.
     """
     runs: list[Run] = []
     at = 0

@@ -33,8 +33,9 @@ _MAGNITUDE = np.uint16(0x7FFF)
 _EXPONENT_SHIFT = 7
 _CLASSES = 256
 _FLAG_COST = 0.1  # bits by which the flag of one word must be worth the time
-_SAMPLED = 131_072  # words that the shares are estimated from, …
-_SAMPLE = 1024  # … in runs of so many
+_SAMPLE = 1024  # words: shares are estimated from runs of so many, …
+_SAMPLED_ONE_IN = 32  # … one in so many, …
+_SAMPLED_FROM = 65_536  # … or all of a shorter block
 _SCAN = 128 * 1024  # words looked at in one go: they and their masks stay in the cache
 _ESCAPE = 255
 _MAX_SHIFT = 16
@@ -105,41 +106,39 @@ class _Found:
 
 def _scan(base: Words, target: Words, threshold: int) -> _Found:
     """Both runs are read once, and only what is needed of the small words is kept of them."""
-    differs, mask, other = (np.empty(_SCAN, np.bool_) for _ in range(3))
+    differs, mask = np.empty(_SCAN, np.bool_), np.empty(_SCAN, np.bool_)
     exponents, flags, small, large = [], [], [], []
     for begin in range(0, len(base), _SCAN):
         part = base[begin : begin + _SCAN]
-        count = len(part)
-        np.not_equal(part, target[begin : begin + _SCAN], out=differs[:count])
-        inner, found = _small_in(part, threshold, mask)
-        changed = differs[:count].take(inner)
-        exponents.append(found)
+        changed, wanted = differs[: len(part)], mask[: len(part)]
+        np.not_equal(part, target[begin : begin + _SCAN], out=changed)
+        magnitude = _small_mask(part, threshold, wanted)
+        np.logical_or(wanted, changed, out=wanted)
+        places = np.flatnonzero(wanted)
+        found = magnitude.take(places)
+        is_small = found < 2 * threshold
+        rest = places[~is_small]
+        places, found = places[is_small], found[is_small]
+        changed = changed.take(places)
+        exponents.append(_exponents_of(found))
         flags.append(changed)
-        small.append(inner[changed] + begin)
-        np.greater(differs, mask, out=other)  # changed and not small
-        other[count:] = False
-        large.append(_rare(other) + begin)
+        small.append(places[changed] + begin)
+        large.append(rest + begin)
     return _Found(np.concatenate(exponents), np.concatenate(flags), np.concatenate(small), np.concatenate(large))
 
 
-def _small_in(part: Words, threshold: int, mask: NDArray[np.bool_]) -> tuple[Places, NDArray[np.uint8]]:
-    """Where a part of a run has small words, and their exponents; `mask` is set to True there."""
-    magnitude = np.left_shift(part, 1)  # the sign bit is gone
-    small = mask[: len(part)]
+def _small_mask(part: Words, threshold: int, mask: NDArray[np.bool_]) -> Words:
+    """Set `mask` where words are small; the magnitudes, doubled: a shift takes the sign bit away."""
+    magnitude = np.left_shift(part, 1)
     if threshold:
-        np.less_equal(magnitude, np.uint16(2 * threshold - 1), out=small)
+        np.less_equal(magnitude, np.uint16(2 * threshold - 1), out=mask)
     else:
-        small[:] = False
-    inner = np.flatnonzero(small)
-    return inner, (magnitude.take(inner) >> (_EXPONENT_SHIFT + 1)).astype(np.uint8)
+        mask[:] = False
+    return magnitude
 
 
-def _rare(mask: NDArray[np.bool_]) -> Places:
-    """Where a mask that is nearly nowhere true is true, ascending: looks at eight bools at a time."""
-    eights = mask.view(np.uint64)
-    hits = np.flatnonzero(eights)
-    inner = np.flatnonzero(eights[hits].view(np.bool_))
-    return hits.take(inner >> 3) * 8 + (inner & 7)
+def _exponents_of(magnitude: Words) -> NDArray[np.uint8]:
+    return (magnitude >> (_EXPONENT_SHIFT + 1)).astype(np.uint8)
 
 
 def _sorting(exponents: NDArray[np.uint8]) -> Places:
@@ -152,14 +151,16 @@ def small_places(words: Words, threshold: int) -> tuple[Places, NDArray[np.uint8
     mask = np.empty(_SCAN, np.bool_)
     places, exponents = [np.empty(0, np.int64)], [np.empty(0, np.uint8)]
     for begin in range(0, len(words) if threshold else 0, _SCAN):
-        inner, found = _small_in(words[begin : begin + _SCAN], threshold, mask)
+        part = words[begin : begin + _SCAN]
+        magnitude = _small_mask(part, threshold, mask[: len(part)])
+        inner = np.flatnonzero(mask[: len(part)])
         places.append(inner + begin)
-        exponents.append(found)
+        exponents.append(_exponents_of(magnitude.take(inner)))
     return np.concatenate(places), np.concatenate(exponents)
 
 
 def _exponents(words: Words) -> NDArray[np.uint8]:
-    return ((words & _MAGNITUDE) >> _EXPONENT_SHIFT).astype(np.uint8)
+    return _exponents_of(np.left_shift(words, 1, dtype=np.uint16))
 
 
 def _threshold(base: Words, target: Words) -> int:
@@ -168,7 +169,7 @@ def _threshold(base: Words, target: Words) -> int:
     Flags of a class of which the share p changed cost its entropy, and each word a little for the time it takes; a gap
     between rare changes, log2(e / share) bits.
     """
-    step = max(_SAMPLE, len(base) * _SAMPLE // _SAMPLED)
+    step = _SAMPLE if len(base) < _SAMPLED_FROM else _SAMPLE * _SAMPLED_ONE_IN
     old, new = (
         np.concatenate([words[begin : begin + _SAMPLE] for begin in range(0, len(words), step)])
         for words in (base, target)
