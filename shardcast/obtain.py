@@ -173,6 +173,7 @@ class Obtaining:
             for link in chain.links:
                 blob = opened.enter_context(BlobFile(self._blobs[link.policy_version].folder / BLOB_FILE))
                 view = DeltaView(view, link, blob.read, blob.size)
+            assert isinstance(view, DeltaView), "a chain has a link"
             return await self._apply(view)
 
     async def _receive(self, link: Manifest) -> None:
@@ -187,7 +188,7 @@ class Obtaining:
         if blob.missing:
             await self._client.download(blob, on_shard=on_shard, on_bytes=self._progress.add, is_delta=True).run()
 
-    async def _apply(self, view: View) -> Applied:
+    async def _apply(self, view: DeltaView) -> Applied:
         """In threads, which end before this does, also when it is cancelled."""
         loop = asyncio.get_running_loop()
         on_shard = self._on_shard

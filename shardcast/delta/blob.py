@@ -1,8 +1,9 @@
 """The layout of a delta's blob, and its reading, which believes nothing.
 
     magic "RSDELTA" and the format version (8 bytes)
-    u32 count of sections, which is that of the target's shards; then a u32 size for each
-    the sections in order: section i makes shard i of the target out of blocks that tile it
+    u32 span; u32 count of sections; then a u32 size for each
+    the sections in order. Each makes consecutive shards of one file of the target: as many as have `span` bytes together,
+    at least one. It is a sequence of blocks that tile them
 
 A block is a head of 16 bytes (u8 kind, u8 zero, u16 file, u32 bytes that it makes, u64 offset), then what its kind
 needs; all numbers little-endian. `file` and `offset` say where in the base it begins (0 where it needs no base):
@@ -14,7 +15,8 @@ needs; all numbers little-endian. `file` and `offset` say where in the base it b
     3 RAW     the bytes in a frame: u32 its size, the frame
     4 TWIN    the bytes that the *target* has at file and offset, before this block, made by blocks of other kinds
 
-So every section can be read and applied by itself, in any order, with the memory of one shard and one block.
+So every section can be read and applied by itself, in any order, with the memory of its shards and one block. Shards are
+small so that they can be passed on soon; sections are larger, since statistics of more words cost less.
 """
 
 from __future__ import annotations
@@ -24,13 +26,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from protocol.manifest import Manifest, ManifestFile
+from protocol.manifest import Manifest, ManifestFile, Shard
 from shardcast.delta.errors import InvalidDelta
 from shardcast.delta.words import MAX_WORDS, WordsHead
 
 MAGIC = b"RSDELTA\x01"
 MAX_BLOCK_BYTES = 2 * MAX_WORDS
 MAX_BLOCKS = 4096  # of one section
+MAX_SPAN = 256 * 2**20
+SPAN = MAX_BLOCK_BYTES
+HEAD = struct.Struct("<8sII")
 BLOCK = struct.Struct("<BBHIQ")
 WORDS = struct.Struct("<HBBIII")
 FRAME = struct.Struct("<I")
@@ -73,6 +78,29 @@ class Block:
         return start
 
 
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Makes bytes [offset, offset + size) of a target file, which are the shards [first, stop)."""
+
+    file: int
+    offset: int
+    size: int
+    first: int
+    stop: int
+
+
+def sections_of(shards: Sequence[Shard], span: int) -> list[Section]:
+    """How a version's shards are put together, in order."""
+    sections: list[Section] = []
+    for index, shard in enumerate(shards):
+        last = sections[-1] if sections else None
+        if last is not None and last.file == shard.file and last.size + shard.size <= span:
+            sections[-1] = Section(last.file, last.offset, last.size + shard.size, last.first, index + 1)
+        else:
+            sections.append(Section(shard.file, shard.offset, shard.size, index, index + 1))
+    return sections
+
+
 class Blob:
     """A blob that fits `target` by its table of sections. `read(offset, count)` gives bytes of it."""
 
@@ -81,41 +109,44 @@ class Blob:
         self._read = read
         self._target = target
         self._base = base
-        count = len(target.shards)
-        start = len(MAGIC) + 4 + 4 * count
+        if size < HEAD.size:
+            raise InvalidDelta(f"the delta has {size} bytes, its head alone would need {HEAD.size}")
+        magic, span, count = HEAD.unpack(read(0, HEAD.size))
+        if magic != MAGIC:
+            raise InvalidDelta(f"the delta begins with {magic!r}, this program reads {MAGIC!r}: update it")
+        if not 1 <= span <= MAX_SPAN:
+            raise InvalidDelta(f"the delta's sections would span {span} bytes")
+        self.sections = sections_of(target.shards, span)
+        if count != len(self.sections):
+            raise InvalidDelta(f"the delta has {count} sections, its version needs {len(self.sections)}")
+        start = HEAD.size + 4 * count
         if size < start:
             raise InvalidDelta(f"the delta has {size} bytes, its table alone would need {start}")
-        head = read(0, start)
-        if head[: len(MAGIC)] != MAGIC:
-            raise InvalidDelta(f"the delta begins with {head[:8]!r}, this program reads {MAGIC!r}: update it")
-        told, *sizes = struct.unpack_from(f"<{count + 1}I", head, len(MAGIC))
-        if told != count:
-            raise InvalidDelta(f"the delta makes {told} shards, its version has {count}")
         self._places = []
-        for index, length in enumerate(sizes):
-            if length > 2 * target.shards[index].size + BLOCK.size * MAX_BLOCKS:
-                raise InvalidDelta(f"section {index} of the delta has {length} bytes, too many for its shard")
+        for section, length in zip(self.sections, struct.unpack(f"<{count}I", read(HEAD.size, 4 * count)), strict=True):
+            if length > 2 * section.size + BLOCK.size * MAX_BLOCKS:
+                raise InvalidDelta(f"a section of the delta has {length} bytes, too many for what it makes")
             self._places.append((start, length))
             start += length
         if start != size:
             raise InvalidDelta(f"the delta has {size} bytes, its sections need {start}")
 
-    def blocks(self, shard: int) -> list[Block]:
-        """The blocks that make a shard, checked against the bounds of base and target. Raises InvalidDelta."""
-        data = memoryview(self._read(*self._places[shard]))
-        place = self._target.shards[shard]
+    def blocks(self, index: int) -> list[Block]:
+        """The blocks of a section, checked against the bounds of base and target. Raises InvalidDelta."""
+        data = memoryview(self._read(*self._places[index]))
+        section = self.sections[index]
         blocks: list[Block] = []
-        at, end = place.offset, place.offset + place.size
+        at, end = section.offset, section.offset + section.size
         while len(data):
             block, used = _parse(data, at)
             if len(blocks) == MAX_BLOCKS or block.at + block.size > end:
-                raise InvalidDelta(f"section {shard} of the delta makes more than its shard")
-            self._check(block, place.file)
+                raise InvalidDelta(f"section {index} of the delta makes too much")
+            self._check(block, section.file)
             blocks.append(block)
             data = data[used:]
             at += block.size
         if at != end:
-            raise InvalidDelta(f"section {shard} of the delta makes {at - place.offset} of {place.size} bytes")
+            raise InvalidDelta(f"section {index} of the delta makes {at - section.offset} of {section.size} bytes")
         return blocks
 
     def _check(self, block: Block, file: int) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from protocol.manifest import Manifest, ManifestFile
-from shardcast.delta.blob import Blob, Block, Kind, ReadBlob
+from shardcast.delta.blob import Blob, Block, Kind, ReadBlob, Section
 from shardcast.delta.errors import InvalidDelta
 from shardcast.delta.frames import Bytes, Parts, open_frame
 from shardcast.delta.views import View
@@ -32,7 +32,7 @@ class DeltaView:
         self._base = base
         self._target = target
         self._blob = Blob(read_blob, size, target, base.files)
-        self._starts = [(shard.file, shard.offset) for shard in target.shards]
+        self._starts = [(section.file, section.offset) for section in self._blob.sections]
         self._kept: OrderedDict[tuple[int, int], Bytes] = OrderedDict()
         self._kept_lock = threading.Lock()
 
@@ -43,21 +43,26 @@ class DeltaView:
     def read(self, file: int, offset: int, out: Bytes) -> None:
         self._read(file, offset, out, twins=True)
 
-    def blocks(self, shard: int) -> list[Block]:
-        """The blocks that make a shard."""
-        return self._blob.blocks(shard)
+    @property
+    def sections(self) -> Sequence[Section]:
+        """What is best read in one go."""
+        return self._blob.sections
+
+    def blocks(self, section: int) -> list[Block]:
+        """The blocks of a section."""
+        return self._blob.blocks(section)
 
     def _read(self, file: int, offset: int, out: Bytes, *, twins: bool) -> None:
         end = offset + len(out)
         at = offset
-        shard = bisect.bisect_right(self._starts, (file, offset)) - 1
+        section = bisect.bisect_right(self._starts, (file, offset)) - 1
         while at < end:
-            for block in self._blob.blocks(shard):
+            for block in self._blob.blocks(section):
                 first, stop = max(block.at, offset), min(block.at + block.size, end)
                 if first < stop:
                     self._make(block, file, first - block.at, out[first - offset : stop - offset], twins)
                     at = stop
-            shard += 1
+            section += 1
 
     def _make(self, block: Block, file: int, skip: int, out: Bytes, twins: bool) -> None:
         """Fill `out` with the block's bytes from `skip` on."""

@@ -1,6 +1,6 @@
 """Makes the blob that turns one version's files into another's. Same files, same bytes: no clock, no randomness.
 
-Memory: a block of base and target per thread, and one section per shard in flight. The trainer runs this beside its
+Memory: a block of base and target per thread, and the sections in flight. The trainer runs this beside its
 next step.
 """
 
@@ -10,7 +10,7 @@ import hashlib
 import io
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,7 +19,17 @@ import numpy as np
 from protocol.delta import CODEC_WORDS, DeltaSection, DeltaShard
 from protocol.digest import Digest, tree_digest
 from protocol.manifest import Manifest
-from shardcast.delta.blob import MAGIC, MAX_BLOCK_BYTES, MAX_BLOCKS, Block, Kind
+from shardcast.delta.blob import (
+    HEAD,
+    MAGIC,
+    MAX_BLOCK_BYTES,
+    MAX_BLOCKS,
+    SPAN,
+    Block,
+    Kind,
+    Section,
+    sections_of,
+)
 from shardcast.delta.frames import Bytes, join_parts
 from shardcast.delta.layout import Run, Tensor, pieces_of, runs_of, tensors_of
 from shardcast.delta.views import View
@@ -33,21 +43,24 @@ class DeltaTooLargeError(Exception):
     """The blob would exceed the limit that was given: the version is better sent in full."""
 
 
-def encode_delta(base: View, target: View, manifest: Manifest, path: Path, *, limit: int, threads: int = 1) -> None:
+def encode_delta(
+    base: View, target: View, manifest: Manifest, path: Path, *, limit: int, threads: int = 1, span: int = SPAN
+) -> None:
     """Write the blob that makes `target`, whose manifest is given, out of `base`. Blocking.
 
     Raises DeltaTooLargeError once it is over `limit` bytes, OSError if the disk refuses, and leaves the file then.
     """
-    encoder = _Encoder(base, target, manifest)
+    sections = sections_of(manifest.shards, span)
+    encoder = _Encoder(base, target, sections)
     table = bytearray()
     with path.open("wb") as file:
-        at = file.write(MAGIC + struct.pack("<I", len(manifest.shards)) + bytes(4 * len(manifest.shards)))
-        for section in _in_order(encoder, len(manifest.shards), threads):
+        at = file.write(HEAD.pack(MAGIC, span, len(sections)) + bytes(4 * len(sections)))
+        for section in _in_order(encoder, len(sections), threads):
             table += struct.pack("<I", len(section))
             at += file.write(section)
             if at > limit:
                 raise DeltaTooLargeError(f"over {limit} bytes")
-        file.seek(len(MAGIC) + 4)
+        file.seek(HEAD.size)
         file.write(table)
 
 
@@ -73,22 +86,22 @@ def _in_order(encoder: _Encoder, count: int, threads: int) -> Iterator[bytes]:
 
 
 class _Encoder:
-    def __init__(self, base: View, target: View, manifest: Manifest) -> None:
+    def __init__(self, base: View, target: View, sections: Sequence[Section]) -> None:
         self._base = base
         self._target = target
-        self._shards = manifest.shards
+        self._sections = sections
         self._runs = _plan(base, target)
         self._local = threading.local()
 
-    def section(self, shard: int) -> bytes:
-        """The blocks that make a shard."""
-        place = self._shards[shard]
+    def section(self, index: int) -> bytes:
+        """The blocks of a section."""
+        place = self._sections[index]
         pieces = pieces_of(self._runs[place.file], place.offset, place.offset + place.size, MAX_BLOCK_BYTES)
         blocks: list[Block] = []
         for piece in pieces:
             _append(blocks, self._block(place.file, piece))
         if len(blocks) > MAX_BLOCKS:
-            raise DeltaTooLargeError(f"shard {shard} would need {len(blocks)} blocks")
+            raise DeltaTooLargeError(f"section {index} would need {len(blocks)} blocks")
         out = io.BytesIO()
         for block in blocks:
             out.write(block.to_bytes())

@@ -1,7 +1,7 @@
 """A delta applied straight to the tensors of an engine that holds its base's weights: no file is read or written.
 
 All or nothing: the base's bytes in memory are held against its manifest, the whole result against the version's, and only
-then is the first byte written. That reads the model three times, with the memory of one shard.
+then is the first byte written. That reads the model three times, with the memory of one section.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.manifest import Manifest, ManifestFile, Shard, manifest_digest
+from protocol.manifest import Manifest, ManifestFile, manifest_digest
 from shardcast.delta.blob import Kind, ReadBlob
 from shardcast.delta.decode import DeltaView
 from shardcast.delta.errors import BaseUnreadable, InvalidDelta, NotTheBaseError
@@ -76,34 +76,43 @@ def apply_to_tensors(held: TensorsView, base: Manifest, target: Manifest, read_b
     for file in base.files:
         if file.path in held.held and (file.path not in places or places[file.path].size != file.size):
             raise InvalidDelta(f"{file.path} is laid out otherwise in version {target.policy_version}: load it whole")
-    if any(_differs(held, base.files, shard) for shard in base.shards if base.files[shard.file].path in held.held):
+    mine = [shard for shard in base.shards if base.files[shard.file].path in held.held]
+    if any(_hash(_read(held, shard.file, shard.offset, shard.size)) != shard.digest.hex for shard in mine):
         raise NotTheBaseError(f"the tensors in memory are not those of version {base.policy_version}")
     view = DeltaView(held, target, read_blob, delta.size)
-    mine = [index for index, shard in enumerate(target.shards) if target.files[shard.file].path in held.held]
-    for index in mine:
-        _check_in_place(view, base, target, index)
-        if _differs(view, target.files, target.shards[index]):
-            raise InvalidDelta(f"the delta does not make shard {index} of version {target.policy_version}")
+    sections = [index for index, each in enumerate(view.sections) if target.files[each.file].path in held.held]
+    for index in sections:
+        _check_section(view, base, target, index)
     numbers = {file.path: index for index, file in enumerate(base.files)}
-    for index in reversed(mine):  # a tied tensor is made out of what lies before it, while that is still the base's
-        shard = target.shards[index]
-        out = np.empty(shard.size, np.uint8)
-        view.read(shard.file, shard.offset, out)
-        held.write(numbers[target.files[shard.file].path], shard.offset, out)
+    for index in reversed(sections):  # a tied tensor is made out of what lies before it, while that is still the base's
+        section = view.sections[index]
+        data = _read(view, section.file, section.offset, section.size)
+        held.write(numbers[target.files[section.file].path], section.offset, data)
 
 
-def _check_in_place(view: DeltaView, base: Manifest, target: Manifest, index: int) -> None:
-    path = target.files[target.shards[index].file].path
+def _check_section(view: DeltaView, base: Manifest, target: Manifest, index: int) -> None:
+    """What a section makes is the target's, and is made of what lies at the same place in the base. Raises InvalidDelta."""
+    section = view.sections[index]
+    path = target.files[section.file].path
     for block in view.blocks(index):
         needs_base = block.kind in (Kind.COPY, Kind.WORDS, Kind.XOR)
         if needs_base and (base.files[block.file].path, block.offset) != (path, block.at):
             raise InvalidDelta(f"{path} is laid out otherwise in version {target.policy_version}: load it whole")
+    data = _read(view, section.file, section.offset, section.size)
+    for shard in target.shards[section.first : section.stop]:
+        begin = shard.offset - section.offset
+        if _hash(data[begin : begin + shard.size]) != shard.digest.hex:
+            raise InvalidDelta(f"the delta does not make {path} of version {target.policy_version}")
 
 
-def _differs(view: View, files: Sequence[ManifestFile], shard: Shard) -> bool:
-    out = np.empty(shard.size, np.uint8)
-    view.read(shard.file, shard.offset, out)
-    return hashlib.sha256(out.data).hexdigest() != shard.digest.hex
+def _read(view: View, file: int, offset: int, size: int) -> Bytes:
+    out = np.empty(size, np.uint8)
+    view.read(file, offset, out)
+    return out
+
+
+def _hash(data: Bytes) -> str:
+    return hashlib.sha256(data.data).hexdigest()
 
 
 def _pieces(file: ManifestFile, header: bytes, tensors: Mapping[str, NDArray[np.generic]]) -> list[tuple[int, Bytes]]:

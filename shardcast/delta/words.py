@@ -40,7 +40,7 @@ _SCAN = 128 * 1024  # words looked at in one go: they and their masks stay in th
 _ESCAPE = 255
 _MAX_SHIFT = 16
 _TYPICAL_SYMBOL = 32  # gaps are scaled so that their mean is below it, and escapes are rare
-_MIN_PART = 512  # bytes: a shorter part isn't worth statistics of its own
+_MIN_PART = 2048  # bytes: a shorter part isn't worth statistics of its own
 
 
 @dataclass(frozen=True, slots=True)

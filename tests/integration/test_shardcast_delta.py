@@ -458,11 +458,11 @@ from shardcast import obtain
 from shardcast.client import ShardcastClient
 
 class Stuck(obtain.Applier):
-    def _make(self, index):
+    def _write(self, index, data):
         if len(self._partial.have) >= 3:
             print("stuck", sorted(self._partial.have), flush=True)
             threading.Event().wait()
-        return super()._make(index)
+        super()._write(index, data)
 
 obtain.Applier = Stuck
 url, key, cache = sys.argv[1:]

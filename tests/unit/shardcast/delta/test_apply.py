@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from protocol.manifest import Manifest, ManifestFile, manifest_digest, sign_manifest
+from protocol.manifest import Digest, Manifest, ManifestFile, Shard, manifest_digest, sign_manifest
 from protocol.signing import Identity
 from shardcast.delta.apply import Applier
+from shardcast.delta.blob import sections_of
 from shardcast.delta.errors import BaseUnreadable, InvalidDelta
 from shardcast.delta.frames import Bytes
 from shardcast.partial import PartialVersion
@@ -22,8 +23,10 @@ DATA = bytes(range(10)) * SHARDS
 class Made:
     """Gives the right bytes, but for some shards, which are wrong or raise."""
 
-    def __init__(self, files: Sequence[ManifestFile], wrong: dict[int, Exception | None]) -> None:
+    def __init__(self, files: Sequence[ManifestFile], wrong: dict[int, Exception | None], span: int = 10) -> None:
         self.files = files
+        shards = [Shard(0, at, 10, Digest.of(b"")) for at in range(0, len(DATA), 10)]
+        self.sections = sections_of(shards, span)
         self._wrong = wrong
         self.read_shards: list[int] = []
 
@@ -36,7 +39,7 @@ class Made:
                 raise fault
             out[:] = 0xFF
         else:
-            out[:] = bytearray(DATA[offset : offset + 10])
+            out[:] = bytearray(DATA[offset : offset + len(out)])
 
 
 @pytest.fixture
@@ -76,6 +79,16 @@ def test_only_what_is_missing_is_made(partial: PartialVersion, target: Manifest)
     second = Made(target.files, {})
     assert Applier(partial, second).run().right == 2
     assert second.read_shards == [0, 5]
+    partial.close()
+
+
+def test_a_section_of_which_some_is_here_is_made_for_the_rest(partial: PartialVersion, target: Manifest) -> None:
+    Applier(partial, Made(target.files, {1: None})).run()
+    assert partial.missing == [1]
+    told: list[int] = []
+    second = Made(target.files, {}, span=25)
+    assert Applier(partial, second, on_shard=told.append).run().right == 1
+    assert (second.read_shards, told) == ([0], [1])
     partial.close()
 
 

@@ -13,7 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.manifest import Manifest
-from shardcast.delta.blob import BLOCK, FRAME, MAGIC, MAX_BLOCK_BYTES, MAX_BLOCKS, WORDS, Blob, Kind
+from shardcast.delta.blob import (
+    BLOCK,
+    FRAME,
+    HEAD,
+    MAGIC,
+    MAX_BLOCK_BYTES,
+    MAX_BLOCKS,
+    MAX_SPAN,
+    SPAN,
+    WORDS,
+    Blob,
+    Kind,
+    sections_of,
+)
 from shardcast.delta.errors import InvalidDelta
 from tests.unit.shardcast.delta.versions import apply, make_blob, manifest, safetensors, step, words, write
 
@@ -33,7 +46,8 @@ def target(base: Path) -> Manifest:
 
 
 def blob_of(*sections: bytes) -> bytes:
-    return MAGIC + struct.pack(f"<{len(sections) + 1}I", len(sections), *map(len, sections)) + b"".join(sections)
+    sizes = struct.pack(f"<{len(sections)}I", *map(len, sections))
+    return HEAD.pack(MAGIC, SPAN, len(sections)) + sizes + b"".join(sections)
 
 
 def block(kind: int, size: int, offset: int = 0, file: int = 0, rest: bytes = b"", zero: int = 0) -> bytes:
@@ -74,16 +88,19 @@ def test_what_the_layout_says_is_what_is_made(base: Path, target: Manifest) -> N
 @pytest.mark.parametrize(
     ("blob", "message"),
     [
-        (b"", "table alone"),
+        (b"", "head alone"),
         (MAGIC[:7] + b"\x02" + bytes(100), "update it"),
-        (MAGIC + struct.pack("<II", 2, 0), "makes 2 shards"),
+        (HEAD.pack(MAGIC, SPAN, 2) + bytes(8), "has 2 sections"),
+        (HEAD.pack(MAGIC, 0, 1) + bytes(8), "would span 0"),
+        (HEAD.pack(MAGIC, MAX_SPAN + 1, 1) + bytes(8), "would span"),
+        (HEAD.pack(MAGIC, SPAN, 1) + bytes(3), "table alone"),
         (blob_of(block(Kind.COPY, SIZE))[:-1], "sections need"),
         (blob_of(block(Kind.COPY, SIZE)) + b"x", "sections need"),
-        (MAGIC + struct.pack("<II", 1, 2**31), "too many"),
+        (HEAD.pack(MAGIC, SPAN, 1) + struct.pack("<I", 2**31), "too many"),
         (blob_of(b""), "makes 0 of 3000"),
         (blob_of(block(Kind.COPY, SIZE - 1)), "makes 2999 of 3000"),
-        (blob_of(block(Kind.COPY, SIZE + 1)), "more than its shard"),
-        (blob_of(block(Kind.COPY, SIZE) + block(Kind.COPY, 1)), "more than its shard"),
+        (blob_of(block(Kind.COPY, SIZE + 1)), "makes too much"),
+        (blob_of(block(Kind.COPY, SIZE) + block(Kind.COPY, 1)), "makes too much"),
         (blob_of(block(Kind.COPY, 0) + block(Kind.COPY, SIZE)), "means nothing"),
         (blob_of(block(5, SIZE)), "means nothing"),
         (blob_of(block(Kind.COPY, SIZE, zero=1)), "means nothing"),
@@ -114,12 +131,23 @@ def test_what_breaks_the_format_is_refused(base: Path, target: Manifest, blob: b
         apply(base, blob, target)
 
 
+def test_a_section_makes_consecutive_shards_of_one_file(tmp_path: Path) -> None:
+    files = manifest(write(tmp_path / "many", {"a": bytes(50), "b": bytes(25), "c": bytes(3)}), 1, shard=10)
+
+    def sections(span: int) -> list[tuple[int, int, int, int, int]]:
+        return [(each.file, each.offset, each.size, each.first, each.stop) for each in sections_of(files.shards, span)]
+
+    assert sections(29) == [(0, 0, 20, 0, 2), (0, 20, 20, 2, 4), (0, 40, 10, 4, 5), (1, 0, 25, 5, 8), (2, 0, 3, 8, 9)]
+    assert len(sections(1)) == len(files.shards)
+    assert sections(10**6) == [(0, 0, 50, 0, 5), (1, 0, 25, 5, 8), (2, 0, 3, 8, 9)]
+
+
 def test_blocks_are_bounded_in_number_and_size(tmp_path: Path) -> None:
     size = MAX_BLOCK_BYTES + 2
     files = manifest(write(tmp_path / "large", {"a": bytes(size)}), 1, shard=2 * size)
     many = block(Kind.COPY, 1) * (MAX_BLOCKS + 1) + block(Kind.COPY, size - MAX_BLOCKS - 1)
     huge = block(Kind.XOR, size, rest=framed(b""))
-    for section, message in ((many, "more than its shard"), (huge, "at once")):
+    for section, message in ((many, "makes too much"), (huge, "at once")):
         blob = blob_of(section)
         with pytest.raises(InvalidDelta, match=message):
             Blob(lambda at, count, blob=blob: blob[at : at + count], len(blob), files, files.files).blocks(0)

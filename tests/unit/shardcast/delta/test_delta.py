@@ -41,10 +41,10 @@ def model(weights: np.ndarray, *, tied: bool = True, extra: bytes = b"") -> byte
     return safetensors(tensors)
 
 
-def check(tmp_path: Path, old: dict[str, bytes], new: dict[str, bytes], shard: int = SHARD) -> int:
+def check(tmp_path: Path, old: dict[str, bytes], new: dict[str, bytes], shard: int = SHARD, span: int = SHARD) -> int:
     """Make and apply a delta; the blob's size."""
     base, target = write(tmp_path / "base", old), write(tmp_path / "target", new)
-    blob = make_blob(base, target, tmp_path / "blob", shard=shard)
+    blob = make_blob(base, target, tmp_path / "blob", shard=shard, span=span)
     assert apply(base, blob, manifest(target, 2, shard), shard) == new
     return len(blob)
 
@@ -58,20 +58,20 @@ def test_a_trained_model_round_trips(tmp_path: Path, share: float, tied: bool) -
     assert size < len(new["model.safetensors"]) * (0.05 if share < 0.01 else 0.5)
 
 
-@pytest.mark.parametrize("shard", [1, 7, 1001, 1 << 20])
-def test_shards_may_cut_words_and_tensors_anywhere(tmp_path: Path, shard: int) -> None:
+@pytest.mark.parametrize(("shard", "span"), [(1, 1), (7, 1), (7, 40), (1001, 3000), (1 << 20, 1 << 20)])
+def test_shards_may_cut_words_and_tensors_anywhere(tmp_path: Path, shard: int, span: int) -> None:
     weights = WEIGHTS[:400] if shard < 100 else WEIGHTS
     data = {
         name: safetensors({"w": ("BF16", each.tobytes()), "x": ("U8", b"odd")}, pad=1)
         for name, each in (("old", weights), ("new", step(weights, 0.05)))
     }
-    check(tmp_path, {"m.safetensors": data["old"]}, {"m.safetensors": data["new"]}, shard)
+    check(tmp_path, {"m.safetensors": data["old"]}, {"m.safetensors": data["new"]}, shard, span)
 
 
 def test_nothing_changed_is_a_delta_of_next_to_nothing(tmp_path: Path) -> None:
     files = {"model.safetensors": model(WEIGHTS), "tokenizer.json": bytes(5000)}
     shards = sum(-(-len(data) // SHARD) for data in files.values())
-    assert check(tmp_path, files, files) == 12 + 20 * shards
+    assert check(tmp_path, files, files) == 16 + 20 * shards
 
 
 def test_tensors_that_moved_are_found_by_name(tmp_path: Path) -> None:

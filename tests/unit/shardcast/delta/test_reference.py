@@ -63,13 +63,25 @@ def decode(base: bytes, threshold: int, shift: int, gaps: int, content: bytes) -
     return struct.pack(f"<{len(new)}H", *new)
 
 
+def together(shards: list[tuple[int, int]], span: int) -> list[tuple[int, int]]:
+    """What each section makes: (file, size)."""
+    made: list[tuple[int, int]] = []
+    for file, size in shards:
+        if made and made[-1][0] == file and made[-1][1] + size <= span:
+            made[-1] = (file, made[-1][1] + size)
+        else:
+            made.append((file, size))
+    return made
+
+
 def apply_by_the_page(base: list[bytes], sizes: list[int], shards: list[tuple[int, int]], blob: bytes) -> list[bytes]:
     """Files of these sizes, whose shards are (file, size) in order."""
     assert blob[:8] == b"RSDELTA\x01"
-    (count,) = struct.unpack_from("<I", blob, 8)
-    lengths = struct.unpack_from(f"<{count}I", blob, 12)
+    span, count = struct.unpack_from("<II", blob, 8)
+    lengths = struct.unpack_from(f"<{count}I", blob, 16)
+    shards = together(shards, span)
     assert count == len(shards)
-    at = 12 + 4 * count
+    at = 16 + 4 * count
     files = [bytearray() for _ in sizes]
     for (file, size), length in zip(shards, lengths, strict=True):
         section, at = blob[at : at + length], at + length
@@ -119,7 +131,7 @@ def test_blobs_are_as_the_page_says(tmp_path: Path, share: float) -> None:
         "new": {"m.safetensors": model(new, new_head, 1.5), "t.json": b"newer"},
     }
     base, target = (write(tmp_path / name, data) for name, data in files.items())
-    blob = make_blob(base, target, tmp_path / "blob", shard=30_000)
+    blob = make_blob(base, target, tmp_path / "blob", shard=30_000, span=70_000)
     made = manifest(target, 2, 30_000)
     shards = [(shard.file, shard.size) for shard in made.shards]
     sizes = [file.size for file in made.files]

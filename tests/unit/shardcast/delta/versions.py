@@ -56,11 +56,13 @@ def manifest(folder: Path, version: int, shard: int = SHARD) -> Manifest:
     return build_manifest(folder, run_id="run", policy_version=version, shard_bytes=shard)
 
 
-def make_blob(base: Path, target: Path, path: Path, *, shard: int = SHARD, threads: int = 1) -> bytes:
+def make_blob(
+    base: Path, target: Path, path: Path, *, shard: int = SHARD, threads: int = 1, span: int = SHARD
+) -> bytes:
     """The delta from one folder to another, also left at `path`."""
     old, new = manifest(base, 1, shard), manifest(target, 2, shard)
     with FolderView(base, old.files) as before, FolderView(target, new.files) as after:
-        encode_delta(before, after, new, path, limit=10**9, threads=threads)
+        encode_delta(before, after, new, path, limit=10**9, threads=threads, span=span)
     section = delta_section(path, 1, manifest_digest(old.to_json_bytes()), shard)
     assert section.size == path.stat().st_size
     return path.read_bytes()
