@@ -1,7 +1,7 @@
 """Makes the blob that turns one version's files into another's. Same files, same bytes: no clock, no randomness.
 
-Memory: a block of base and target per thread, and the sections in flight. The trainer runs this beside its
-next step.
+Memory: what is found out about a block per thread, and the sections in flight; base and target are only mapped. The
+trainer runs this beside its next step.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import io
 import struct
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,8 +31,8 @@ from shardcast.delta.blob import (
 )
 from shardcast.delta.frames import Bytes, join_parts
 from shardcast.delta.layout import Run, Tensor, pieces_of, runs_of, tensors_of
-from shardcast.delta.views import View
-from shardcast.delta.words import encode_words
+from shardcast.delta.views import FolderView
+from shardcast.delta.words import Words, encode_words
 
 _TWIN_BYTES = 65_536  # smaller tensors are not looked up among the others
 _LOOKED_AT = 4096
@@ -44,7 +43,14 @@ class DeltaTooLargeError(Exception):
 
 
 def encode_delta(
-    base: View, target: View, manifest: Manifest, path: Path, *, limit: int, threads: int = 1, span: int = SPAN
+    base: FolderView,
+    target: FolderView,
+    manifest: Manifest,
+    path: Path,
+    *,
+    limit: int,
+    threads: int = 1,
+    span: int = SPAN,
 ) -> None:
     """Write the blob that makes `target`, whose manifest is given, out of `base`. Blocking.
 
@@ -86,12 +92,11 @@ def _in_order(encoder: _Encoder, count: int, threads: int) -> Iterator[bytes]:
 
 
 class _Encoder:
-    def __init__(self, base: View, target: View, sections: Sequence[Section]) -> None:
+    def __init__(self, base: FolderView, target: FolderView, sections: Sequence[Section]) -> None:
         self._base = base
         self._target = target
         self._sections = sections
         self._runs = _plan(base, target)
-        self._local = threading.local()
 
     def section(self, index: int) -> bytes:
         """The blocks of a section."""
@@ -108,27 +113,17 @@ class _Encoder:
         return out.getvalue()
 
     def _block(self, file: int, piece: Run) -> Block:
-        new, old = (buffer[: piece.size] for buffer in self._buffers())
-        self._target.read(file, piece.offset, new)
-        if piece.twin is not None:
-            self._target.read(*piece.twin, old)
-            if np.array_equal(old, new):
-                return Block(Kind.TWIN, piece.offset, piece.size, *piece.twin)
+        new = self._target.mapped(file, piece.offset, piece.size)
+        if piece.twin is not None and np.array_equal(self._target.mapped(*piece.twin, piece.size), new):
+            return Block(Kind.TWIN, piece.offset, piece.size, *piece.twin)
         if piece.base is None:
             return _raw(piece, new)
-        self._base.read(*piece.base, old)
+        old = self._base.mapped(*piece.base, piece.size)
         if piece.words:
             return _words(piece, piece.base, old, new)
         if np.array_equal(old, new):
             return Block(Kind.COPY, piece.offset, piece.size, *piece.base)
         return _xor(piece, piece.base, old, new)
-
-    def _buffers(self) -> tuple[Bytes, Bytes]:
-        """Two for each thread: to allocate them anew for each block would cost more than to read it."""
-        if not hasattr(self._local, "buffers"):
-            self._local.buffers = tuple(np.empty(MAX_BLOCK_BYTES, np.uint8) for _ in range(2))
-        buffers: tuple[Bytes, Bytes] = self._local.buffers
-        return buffers
 
 
 def _raw(piece: Run, new: Bytes) -> Block:
@@ -142,7 +137,7 @@ def _xor(piece: Run, base: tuple[int, int], old: Bytes, new: Bytes) -> Block:
 
 
 def _words(piece: Run, base: tuple[int, int], old: Bytes, new: Bytes) -> Block:
-    found = encode_words(old.view(np.uint16), new.view(np.uint16))
+    found = encode_words(_as_words(old), _as_words(new))
     if found is None:
         return Block(Kind.COPY, piece.offset, piece.size, *base)
     head, parts = found
@@ -152,7 +147,12 @@ def _words(piece: Run, base: tuple[int, int], old: Bytes, new: Bytes) -> Block:
     return _xor(piece, base, old, new)
 
 
-def _plan(base: View, target: View) -> list[list[Run]]:
+def _as_words(data: Bytes) -> Words:
+    """Bytes as words where they lie, or where they lie at an odd address, elsewhere."""
+    return (data if data.ctypes.data % 2 == 0 else data.copy()).view(np.uint16)
+
+
+def _plan(base: FolderView, target: FolderView) -> list[list[Run]]:
     """For each file of the target, where its bytes come from."""
     places = {file.path: index for index, file in enumerate(base.files)}
     tensors = [_tensors(target, index) for index in range(len(target.files))]
@@ -166,13 +166,13 @@ def _plan(base: View, target: View) -> list[list[Run]]:
     return runs
 
 
-def _tensors(view: View, file: int) -> list[Tensor] | None:
+def _tensors(view: FolderView, file: int) -> list[Tensor] | None:
     if not view.files[file].path.endswith(".safetensors"):
         return None
     return tensors_of(lambda offset, count: _bytes_of(view, file, offset, count).tobytes(), view.files[file].size)
 
 
-def _twins(target: View, tensors: list[list[Tensor] | None]) -> dict[int, dict[int, tuple[int, int]]]:
+def _twins(target: FolderView, tensors: list[list[Tensor] | None]) -> dict[int, dict[int, tuple[int, int]]]:
     """By file and begin: large tensors that look like an earlier one, as tied embeddings do. Pieces are compared later."""
     first: dict[tuple[str, int, bytes], tuple[int, int]] = {}
     twins: dict[int, dict[int, tuple[int, int]]] = {}
@@ -188,7 +188,7 @@ def _twins(target: View, tensors: list[list[Tensor] | None]) -> dict[int, dict[i
     return twins
 
 
-def _bytes_of(view: View, file: int, offset: int, count: int) -> Bytes:
+def _bytes_of(view: FolderView, file: int, offset: int, count: int) -> Bytes:
     out = np.empty(count, np.uint8)
     view.read(file, offset, out)
     return out

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
+
+import numpy as np
 
 from protocol.manifest import ManifestFile
 from shardcast.delta.errors import BaseUnreadable
@@ -48,6 +51,25 @@ class FolderView:
                 raise BaseUnreadable(f"{self.files[file].path} is shorter than its {self.files[file].size} bytes")
             view = view[count:]
             offset += count
+
+    def mapped(self, file: int, offset: int, size: int) -> Bytes:
+        """A range of a file as it lies in memory, read-only; unmapped when nobody refers to it any more.
+
+        Several times faster than `read` where bytes are only looked at. The file must not be cut off meanwhile, which
+        would end the process: for files that are this process's own. Raises BaseUnreadable.
+        """
+        skipped = offset % mmap.ALLOCATIONGRANULARITY
+        try:
+            window = mmap.mmap(
+                self._descriptors[file],
+                skipped + size,
+                flags=mmap.MAP_SHARED,
+                prot=mmap.PROT_READ,
+                offset=offset - skipped,
+            )
+        except (OSError, ValueError) as error:
+            raise BaseUnreadable(f"{self.files[file].path} can't be read: {error}") from error
+        return np.frombuffer(window, np.uint8, size, skipped)
 
     def close(self) -> None:
         while self._descriptors:
