@@ -36,7 +36,7 @@ from coordinator.verification.replay import replay
 from coordinator.verification.weights import State, build_module, put_state, read_state
 
 if TYPE_CHECKING:
-    from transformers import Cache
+    from transformers import Cache, PreTrainedModel
 
 DEFAULT_TOKEN_BUDGET = 16_384
 DEFAULT_LOGITS_BYTES = 32 << 20
@@ -98,6 +98,11 @@ class PrefillModel:
         self._token_budget = token_budget
         self._head_rows = max(1, logits_bytes // (4 * self.vocab_size))
         self._packs = takes_packed_rows(self._module.config)
+
+    @property
+    def module(self) -> PreTrainedModel:
+        """The transformers module that computes."""
+        return self._module
 
     @property
     def vocab_size(self) -> int:
