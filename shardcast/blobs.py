@@ -7,6 +7,7 @@ verified when they came (or hashed by the trainer that signed them). A version w
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,11 +71,11 @@ class BlobShelf:
                 self._shards[shard.digest] = places
         path.unlink(missing_ok=True)
 
-    def sweep(self) -> None:
-        """Remove what belongs to no complete version: a crash left it. Blocking."""
+    def sweep(self, spared: Callable[[str], bool] = lambda name: False) -> None:
+        """Remove what belongs to no complete version: a crash left it. `spared`: names of versions about to be. Blocking."""
         kept = {path for path, _ in self._kept.values()}
         for path in self._folder.iterdir():
-            if path not in kept:
+            if path not in kept and not spared(path.name):
                 path.unlink(missing_ok=True) if not path.is_dir() else shutil.rmtree(path, ignore_errors=True)
 
     def locate(self, digest: Digest) -> ShardLocation | None:

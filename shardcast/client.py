@@ -208,6 +208,8 @@ class ShardcastClient:
         stored = self.store.get(version)
         if stored is not None and stored.digest == digest:
             return stored.manifest
+        if self.store.names.get(version) not in (None, digest):
+            return None
         for source in self._opened().usable():
             try:
                 return (await self._manifest_from(source, version, digest, at_hand=True))[0]

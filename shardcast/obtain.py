@@ -204,7 +204,7 @@ class Obtaining:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
             applier.stop()
-            await asyncio.wait({running})
+            await asyncio.gather(running, return_exceptions=True)
             raise
 
     def _judge(self, applied: Applied, base: int) -> FallbackReason | None:

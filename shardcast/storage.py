@@ -95,7 +95,7 @@ class VersionStore:
         self.blobs = BlobShelf(root / "deltas")
         self.names = VersionNames(root / "names")
         self.refresh()
-        self.blobs.sweep()
+        self.blobs.sweep(self._is_staged)
 
     # What is here
 
@@ -260,6 +260,11 @@ class VersionStore:
                     journal_path(folder).unlink(missing_ok=True)
 
     # Internals
+
+    def _is_staged(self, name: str) -> bool:
+        """Whether the trainer put this version there: an origin that ended while it took it has only the delta yet."""
+        version = version_of(name)
+        return version is not None and incoming_folder(self.root, version).exists()
 
     def _install(self, folder: Path, envelope: SignedEnvelope, manifest: Manifest, digest: Digest) -> StoredVersion:
         target = self.root / "versions" / version_name(manifest.policy_version, digest)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 import tempfile
 import time
@@ -28,6 +29,7 @@ from trainer.published import Published, PublishedVersions, delta_base
 log = logging.getLogger(__name__)
 
 _SETTLE_S = 10.0
+_CORES_PER_THREAD = 4  # deltas are made beside the next step, which has the other cores
 # Whatever a model folder holds besides its weights goes along with every version, so that each is whole by itself.
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".safetensors.index.json")
 
@@ -143,7 +145,13 @@ class Publisher:
         begun = time.perf_counter()
         try:
             made = make_delta(
-                base.files, base.manifest, folder / "files", manifest, folder / "delta", shard_bytes=self._shard_bytes
+                base.files,
+                base.manifest,
+                folder / "files",
+                manifest,
+                folder / "delta",
+                shard_bytes=self._shard_bytes,
+                threads=max(1, (os.cpu_count() or 1) // _CORES_PER_THREAD),
             )
         except OurFault as error:
             log.warning("version %d is published in full alone: %s", version, error, extra={"action": "delta"})

@@ -6,6 +6,8 @@ header breaks any rule is no error: its bytes are compared as bytes.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import json
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -131,7 +133,8 @@ def pieces_of(runs: list[Run], begin: int, end: int, most: int) -> list[Run]:
     A byte of a word that the cut at `begin` or `end` leaves alone becomes a piece without words.
     """
     pieces: list[Run] = []
-    for run in runs:
+    start = max(0, bisect.bisect_right(runs, begin, key=lambda run: run.offset) - 1)
+    for run in itertools.takewhile(lambda run: run.offset < end, runs[start:]):
         at, stop = max(run.offset, begin), min(run.end, end)
         while at < stop:
             size = min(most, stop - at)

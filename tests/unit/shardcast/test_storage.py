@@ -15,7 +15,7 @@ from protocol.delta import CODEC_WORDS, DeltaSection, DeltaShard
 from protocol.errors import UserError
 from protocol.manifest import Digest, Manifest, SignedEnvelope, manifest_digest, sign_manifest, tree_digest
 from protocol.signing import Identity
-from shardcast.layout import delta_folder_name, incoming_delta, incoming_folder
+from shardcast.layout import delta_folder_name, incoming_delta, incoming_folder, version_name
 from shardcast.names import VersionConflict, VersionNames
 from shardcast.partial import DiskFullError, PartialVersion, hash_range
 from shardcast.publish import build_manifest
@@ -243,11 +243,29 @@ def test_a_delta_comes_and_goes_with_its_version(tmp_path: Path) -> None:
     incoming_delta(tmp_path, 2).write_bytes(blob)
     store.adopt(folder, envelope, manifest)
     again = VersionStore(tmp_path, KEYS)
+    assert again.versions == [1, 2]
     location = again.locate(shard.digest)
     assert location is not None and location.version == 2 and location.path.read_bytes() == blob
     assert again.holds(section.digest)
     again.remove([2])
     assert again.locate(shard.digest) is None and not location.path.exists()
+
+
+def test_an_origin_that_ended_between_delta_and_files_takes_both_again(tmp_path: Path) -> None:
+    manifest, _, folder = make_version(tmp_path, 2)
+    blob = b"the difference to version 1"
+    shard = DeltaShard(0, len(blob), Digest.of(blob))
+    section = DeltaSection(CODEC_WORDS, 1, Digest.of(b"version 1"), len(blob), tree_digest([shard.digest]), (shard,))
+    manifest = replace(manifest, delta=section)
+    envelope = sign_manifest(manifest, TRAINER)
+    name = version_name(2, manifest_digest(envelope.payload))
+    (tmp_path / "deltas").mkdir()
+    (tmp_path / "deltas" / name).write_bytes(blob)
+    (tmp_path / "deltas" / "3-0123456789abcdef").write_bytes(blob)
+    store = VersionStore(tmp_path, KEYS)
+    assert [path.name for path in (tmp_path / "deltas").iterdir()] == [name]
+    store.adopt(folder, envelope, manifest)
+    assert store.holds(section.digest)
 
 
 def test_refresh_sees_what_other_processes_did(tmp_path: Path) -> None:
