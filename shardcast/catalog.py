@@ -52,6 +52,7 @@ class Catalog:
         self.changed = Pulse()  # beats when the head, or what is here or on its way, changes
         self._closed = False
         self.reports = Reports(metrics, lambda: None if self._head is None else self._head.version)
+        self._rotations = len(store.keys.ring.statements)
         if store.head is not None:
             self.announce(store.head)
 
@@ -106,6 +107,15 @@ class Catalog:
             "delta_fallbacks": [f"{count} × {reason}" for reason, count in sorted(self.reports.counts.items())],
             "sources": [],
         }
+
+    def reconsider(self) -> None:
+        """After a rotation of the trainer's key: what a rotated-away key signed above its last version is no head."""
+        if len(self.store.keys.ring.statements) == self._rotations:
+            return
+        self._rotations = len(self.store.keys.ring.statements)
+        complete = self.store.head
+        self._head = None if complete is None else Head(complete.version, complete.digest)
+        self.changed.beat()
 
     def close(self) -> None:
         """Answer all waiting clients now."""

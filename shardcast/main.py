@@ -88,6 +88,25 @@ def fetch(
     _run(lambda: fetch_command.run(source, trainer_key, out, version, digest, max_bandwidth_mbit, deadline))
 
 
+@app.command("rotate-key")
+def rotate_key(
+    old_key: Annotated[Path, typer.Option("--old-key", help="Key file that signs the run's versions now.")],
+    new_key: Annotated[Path, typer.Option("--new-key", help="Key file that signs them from now on; made if absent.")],
+    origin: Annotated[str, typer.Option("--origin", help="URL of the run's origin.")] = "http://127.0.0.1:8600",
+    after_version: Annotated[
+        int | None,
+        typer.Option("--after-version", min=0, help="Last version that the old key signs; the newest if not given."),
+    ] = None,
+    run_id: Annotated[
+        str | None, typer.Option("--run-id", help="The run; that of the newest version otherwise.")
+    ] = None,
+) -> None:
+    """Let another key sign the run's versions. Relays, workers and verifiers follow by themselves."""
+    from shardcast import rotate_command
+
+    _run(lambda: rotate_command.run(origin, old_key, new_key, after_version, run_id))
+
+
 @app.command()
 def status(url: Annotated[str, typer.Argument(help="URL of an origin or a relay.")]) -> None:
     """Show what a server has, and how it stands with its sources."""

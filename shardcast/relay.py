@@ -74,6 +74,7 @@ class RelayCatalog(Catalog):
             try:
                 head = await self._client.head(None if complete is None else complete.version, _POLL_S)
                 self._upstream_lost_at = None
+                self.reconsider()
                 if head is not None:
                     await self._take(head)
                 pause = _PAUSE_FIRST_S

@@ -15,7 +15,8 @@ from protocol.errors import UserError
 from shardcast.bandwidth import Throttle
 from shardcast.catalog import Catalog
 from shardcast.client import ShardcastClient
-from shardcast.config import RELAY_LIMITS, ServerLimits, parse_keys, parse_source, parse_sources
+from shardcast.config import RELAY_LIMITS, ServerLimits, parse_keys, parse_sources
+from shardcast.discovery import Coordinator
 from shardcast.metrics import ShardcastMetrics
 from shardcast.origin import Origin
 from shardcast.relay import RelayCatalog
@@ -30,11 +31,11 @@ async def serve_origin(
 ) -> None:
     """Serve a data directory as an origin. Raises UserError for a bad key or URL, a port or directory in use."""
     keys = parse_keys(trainer_keys)
-    coordinator = parse_source(coordinator) if coordinator else None
+    asked = Coordinator(coordinator) if coordinator else None
     limits = ServerLimits()
     with serve_alone(data_dir):
         store = await asyncio.to_thread(VersionStore, data_dir, keys)
-        origin = Origin(store, keys, limits=limits, keep_last=keep, coordinator=coordinator)
+        origin = Origin(store, limits=limits, keep_last=keep, coordinator=asked)
         async with listening(origin.app, host, port, limits) as url:
             await _until_stopped(url, origin.catalog, origin.run())
 

@@ -4,6 +4,7 @@ GET /v1/head?after=V&wait=S   200 {"version", "manifest_digest"} once the head i
 GET /v1/manifests/{version}   the signed manifest; immutable
 GET /v1/shards/{digest}       the bytes; Range, ETag, immutable. `Prefer: wait=S` lets a relay wait for them;
                               503 with `X-Shardcast: not-yet` when they didn't come in time
+GET /v1/keys                  rotations of the trainer's key: {"rotations": [envelope, …]}
 GET /v1/have/{total digest}?epoch=E&after=N&wait=S
                               200 which shards of the version are here, from the Nth of list E on (see `have`); 204 when
                               S seconds passed without news
@@ -61,6 +62,7 @@ class ShardcastApp:
         app.router.add_get("/v1/head", self._head)
         app.router.add_get("/v1/manifests/{version}", self._manifest)
         app.router.add_get("/v1/shards/{digest}", self._shard)
+        app.router.add_get("/v1/keys", self._keys)
         app.router.add_get("/v1/have/{digest}", self._have)
         app.router.add_post("/v1/reports", self.catalog.reports.handle)
         app.router.add_get("/healthz", self._healthz)
@@ -106,6 +108,10 @@ class ShardcastApp:
         if body is None:
             return error_response(404, f"version {version} is not here")
         return web.Response(body=body, content_type="application/json", headers={"Cache-Control": _IMMUTABLE})
+
+    async def _keys(self, request: web.Request) -> web.Response:
+        body = self.catalog.store.keys.to_json()
+        return web.Response(body=body, content_type="application/json", headers={"Cache-Control": "public, max-age=5"})
 
     async def _shard(self, request: web.Request) -> web.StreamResponse:
         try:

@@ -22,6 +22,7 @@ from protocol.manifest import (
     manifest_digest,
     sign_manifest,
 )
+from protocol.rotation import chain_to_json
 from protocol.signing import Identity
 from shardcast.client import ShardcastClient
 from shardcast.config import ClientLimits, ServerLimits
@@ -96,6 +97,7 @@ class FakeSource:
     shard: Callable[[web.Request, bytes], Awaitable[web.StreamResponse]] | None = None
     manifest: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
     have: Have | None = None
+    rotations: list[SignedEnvelope] | None = None
     asked: list[str] = field(default_factory=list)
     ranges: list[str] = field(default_factory=list)
 
@@ -106,6 +108,7 @@ class FakeSource:
         app.router.add_get("/v1/manifests/{version}", self._manifest)
         app.router.add_get("/v1/shards/{digest}", self._shard)
         app.router.add_get("/v1/have/{digest}", self._have)
+        app.router.add_get("/v1/keys", self._keys)
         async with listening(app, "127.0.0.1", 0, ServerLimits(shutdown_s=0.1)) as url:
             yield url
 
@@ -119,6 +122,11 @@ class FakeSource:
         if request.match_info["version"] != str(self.version.manifest.policy_version):
             raise web.HTTPNotFound
         return web.Response(body=envelope_to_json(self.version.envelope))
+
+    async def _keys(self, request: web.Request) -> web.StreamResponse:
+        if self.rotations is None:
+            raise web.HTTPNotFound
+        return web.Response(body=chain_to_json(self.rotations))
 
     async def _have(self, request: web.Request) -> web.StreamResponse:
         if self.have is None:
@@ -148,7 +156,7 @@ def serve_range(request: web.Request, data: bytes) -> web.Response:
 @asynccontextmanager
 async def origin_in_process(data_dir: Path, **options: Any) -> AsyncIterator[tuple[str, Origin]]:
     store = VersionStore(data_dir, KEYS)
-    origin = Origin(store, KEYS, limits=ServerLimits(shutdown_s=0.1), keep_last=2, **options)
+    origin = Origin(store, limits=ServerLimits(shutdown_s=0.1), keep_last=2, **options)
     async with listening(origin.app, "127.0.0.1", 0, ServerLimits(shutdown_s=0.1)) as url:
         yield url, origin
         origin.catalog.close()
