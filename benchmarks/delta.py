@@ -5,7 +5,8 @@
 Two consecutive versions of SmolLM2-135M-Instruct come from a real training at each learning rate (`training_pair`; made
 once, minutes). Then, in alternating repeats: make the delta; apply it to a fresh folder as a client does, every shard
 hashed and written; and, to compare with, compress the difference of the bytes (xor) by zstd alone. MB are 10^6 bytes of the
-model, seconds are wall time on `--threads` cores.
+model. Per core means per second of CPU time, all threads and the kernel's part included; wall time is beside it, and is the
+same on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ _XOR_CHUNK = 8 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One learning rate. `ratio`: full bytes to the delta's; speeds are medians over `repeats`, and the least and most."""
+    """One learning rate. `ratio`: full bytes to the delta's. Speeds in MB/s per core: medians over `repeats`, and least and
+    most; `wall_mb_s` by the clock.
+    """
 
     learning_rate: float
     full_bytes: int
@@ -54,6 +57,7 @@ class Row:
     apply_mb_s: float
     xor_mb_s: float
     spread: dict[str, tuple[float, float]]
+    wall_mb_s: dict[str, float]
     digest_equal: bool
     repeats: int
 
@@ -67,14 +71,17 @@ class Pair:
         self._scratch = scratch
         self._threads = threads
         self.blob = scratch / "blob"
-        self.seconds: dict[str, list[float]] = {"encode": [], "apply": [], "xor": []}
+        self.seconds: dict[str, list[float]] = {"encode": [], "apply": [], "xor": []}  # of CPU
+        self.wall: dict[str, list[float]] = {"encode": [], "apply": [], "xor": []}
         self.xor_bytes = 0
         self.digest_equal = True
 
     def repeat(self) -> None:
         """Each thing once."""
         for name, work in (("encode", self._encode), ("apply", self._apply), ("xor", self._xor)):
-            self.seconds[name].append(_timed(work))
+            cpu, wall = _timed(work)
+            self.seconds[name].append(cpu)
+            self.wall[name].append(wall)
 
     def _encode(self) -> None:
         before, after = self._folders
@@ -122,6 +129,7 @@ class Pair:
             median["apply"],
             median["xor"],
             {name: (round(min(each), 1), round(max(each), 1)) for name, each in speeds.items()},
+            {name: round(full / 1e6 / statistics.median(each), 1) for name, each in self.wall.items()},
             self.digest_equal,
             len(self.seconds["encode"]),
         )
@@ -156,24 +164,26 @@ def _manifest(folder: Path, version: int) -> Manifest:
     return build_manifest(folder, run_id="benchmark", policy_version=version)
 
 
-def _timed(work: Callable[[], None]) -> float:
-    begin = time.perf_counter()
+def _timed(work: Callable[[], None]) -> tuple[float, float]:
+    """Seconds of CPU, and of the clock."""
+    wall, cpu = time.perf_counter(), time.process_time()
     work()
-    return time.perf_counter() - begin
+    return time.process_time() - cpu, time.perf_counter() - wall
 
 
 def _table(rows: list[Row]) -> str:
     head = f"{'lr':>8} {'full MB':>8} {'delta kB':>9} {'ratio':>8} {'xor+zstd':>9} {'changed':>8}"
-    head += f" {'encode MB/s':>18} {'apply MB/s':>18} {'equal':>6}"
+    head += f" {'encode MB/s·core':>18} {'apply MB/s·core':>18} {'wall':>9} {'equal':>6}"
     lines = [head]
     for row in rows:
         speeds = " ".join(
             f"{median:>8.0f} ({row.spread[name][0]:.0f}–{row.spread[name][1]:.0f})".rjust(18)
             for name, median in (("encode", row.encode_mb_s), ("apply", row.apply_mb_s))
         )
+        wall = f"{row.wall_mb_s['encode']:.0f}/{row.wall_mb_s['apply']:.0f}"
         lines.append(
             f"{row.learning_rate:>8g} {row.full_bytes / 1e6:>8.1f} {row.delta_bytes / 1e3:>9.1f} {'1/' + str(row.ratio):>8} "
-            f"{'1/' + str(row.xor_ratio):>9} {row.changed_words:>8.2%} {speeds} {row.digest_equal!s:>6}"
+            f"{'1/' + str(row.xor_ratio):>9} {row.changed_words:>8.2%} {speeds} {wall:>9} {row.digest_equal!s:>6}"
         )
     return "\n".join(lines)
 
