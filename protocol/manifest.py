@@ -85,6 +85,11 @@ class Manifest:
         """The size of all files together."""
         return sum(file.size for file in self.files)
 
+    @property
+    def kept_bytes(self) -> int:
+        """The size of all files and of the delta: what a server keeps of the version."""
+        return self.total_bytes + (0 if self.delta is None else self.delta.size)
+
     def to_json_bytes(self) -> bytes:
         """The canonical payload: sorted keys, no spaces, ASCII. These bytes are signed."""
         body = {

@@ -44,6 +44,7 @@ _HEAD_GRACE_S = 0.5
 _KEYS_EVERY_S = 30.0
 _MANIFESTS_KEPT = 8
 _MAX_TELLING = 4
+_MAX_PEERS = 32
 
 
 class ShardcastClient:
@@ -192,6 +193,16 @@ class ShardcastClient:
         if self._metrics:
             self._metrics.set_versions(version, self._announced)
         return stored.path
+
+    def add_peers(self, urls: Iterable[str]) -> None:
+        """Siblings more, from the next version on. Known ones stay; so many at most that they can all be asked."""
+        for url in map(parse_source, urls):
+            if url in self._urls or url in self._peers or len(self._peers) >= _MAX_PEERS:
+                continue
+            self._peers.append(url)
+            if self._pool is not None and self._session is not None:
+                self._pool.add(Source(url, self._session, self._limits, peer=True, asker=self._as_sibling))
+            log.info("a sibling: %s", url, extra={"action": "add_peer", "source": url})
 
     def prune(self, keep: Iterable[int]) -> list[int]:
         """Remove every complete version but these; their numbers stay bound. Returns what was removed. Blocking.

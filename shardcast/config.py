@@ -45,7 +45,8 @@ class ServerLimits:
     """What an origin or a relay grants its clients. Seconds and counts."""
 
     max_connections: int = 1024
-    max_requests_per_address: int = 128  # in flight; behind one proxy all clients share an address
+    max_connections_per_address: int = 256  # behind one proxy all clients share an address
+    max_requests_per_address: int = 128  # in flight
     head_wait_s: float = 60.0
     shard_wait_s: float = 25.0
     send_timeout_s: float = 60.0  # a client must take one slice (1 MiB) within this

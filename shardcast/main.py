@@ -54,6 +54,10 @@ def relay(
             "--peer", help="URL of a sibling: relays that fill from one another spare the origin. Repeatable."
         ),
     ] = None,
+    coordinator: Annotated[
+        str | None,
+        typer.Option("--coordinator", help="Its URL: siblings are learnt from it, and which versions are needed."),
+    ] = None,
     data_dir: DataDir = Path("shardcast-relay"),
     host: Host = "0.0.0.0",
     port: Port = 8601,
@@ -61,11 +65,32 @@ def relay(
     max_bandwidth_mbit: Annotated[
         float | None, typer.Option("--max-bandwidth-mbit", min=0.1, help="Most megabits per second sent to clients.")
     ] = None,
+    max_disk_gib: Annotated[
+        float | None, typer.Option("--max-disk-gib", min=0.01, help="Most room for versions; older ones make way.")
+    ] = None,
+    max_connections: Annotated[int, typer.Option("--max-connections", min=1, help="Connections at once.")] = 1024,
+    max_connections_per_address: Annotated[
+        int, typer.Option("--max-connections-per-address", min=1, help="And from one address (IPv6: one /64).")
+    ] = 256,
 ) -> None:
     """Pass versions on. A relay can be slow or absent; it can't corrupt anything."""
     from shardcast import serve
 
-    _run(lambda: serve.serve_relay(origin, peer or [], trainer_key, data_dir, host, port, keep, max_bandwidth_mbit))
+    options = serve.RelayOptions(
+        origins=origin,
+        peers=peer or [],
+        trainer_keys=trainer_key,
+        data_dir=data_dir,
+        host=host,
+        port=port,
+        keep=keep,
+        coordinator=coordinator,
+        max_bandwidth_mbit=max_bandwidth_mbit,
+        max_disk_gib=max_disk_gib,
+        max_connections=max_connections,
+        max_connections_per_address=max_connections_per_address,
+    )
+    _run(lambda: serve.serve_relay(options))
 
 
 @app.command()

@@ -22,6 +22,7 @@ from shardcast.layout import incoming_folder
 from shardcast.metrics import ShardcastMetrics
 from shardcast.names import VersionConflict
 from shardcast.partial import DiskFullError
+from shardcast.retention import needed
 from shardcast.server import ShardcastApp, error_response
 from shardcast.storage import StoredVersion, VersionStore
 
@@ -110,7 +111,7 @@ class Origin:
 
     async def collect(self) -> list[int]:
         """Remove versions that nobody needs. Keeps everything while the coordinator can't be asked."""
-        required = await self._required()
+        required = await needed(self._coordinator, self._store)
         if required is None:
             return []
         return await asyncio.to_thread(self._store.collect, required=required, keep_last=self._keep_last)
@@ -168,16 +169,3 @@ class Origin:
             return error_response(507, str(error))
         except (SourceFault, UserError) as error:
             return error_response(400, str(error))
-
-    async def _required(self) -> set[int] | None:
-        """The versions that the run needs; empty without a coordinator, None if it can't say."""
-        if self._coordinator is None:
-            return set()
-        try:
-            required = await self._coordinator.required()
-            first = (await self._coordinator.terms()).model_digest
-        except SourceFault as fault:
-            log.warning("keeping every version: %s", fault, extra={"action": "ask_required"})
-            return None
-        # The version that the terms name is what newcomers compare the run's model with.
-        return required | {version for version in self._store.versions if self._store.names.get(version) == first}

@@ -121,6 +121,12 @@ class VersionStore:
         with self._index_lock:
             return dict(self._versions)
 
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Bytes of each complete version, its delta included."""
+        with self._index_lock:
+            return {version: stored.manifest.kept_bytes for version, stored in self._versions.items()}
+
     def locate(self, digest: Digest) -> ShardLocation | None:
         """Where a complete version, or the delta that is kept of it, holds the bytes with this digest."""
         with self._index_lock:

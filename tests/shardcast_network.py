@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,13 @@ from protocol.signing import Identity
 from shardcast.client import ShardcastClient
 from shardcast.config import ClientLimits, ServerLimits
 from shardcast.have import Have
+from shardcast.layout import incoming_folder
+from shardcast.listen import listening
 from shardcast.metrics import ShardcastMetrics
 from shardcast.origin import Origin
-from shardcast.publish import build_manifest
+from shardcast.publish import announce, build_manifest
 from shardcast.relay import RelayCatalog
-from shardcast.server import ShardcastApp, listening
+from shardcast.server import ShardcastApp
 from shardcast.storage import VersionStore
 
 TRAINER = Identity.from_seed(b"t" * 32)
@@ -164,14 +166,20 @@ async def origin_in_process(data_dir: Path, **options: Any) -> AsyncIterator[tup
 
 @asynccontextmanager
 async def relay_in_process(
-    data_dir: Path, *upstream: str, peers: Sequence[str] = (), port: int = 0, limits: ClientLimits = FAST
+    data_dir: Path,
+    *upstream: str,
+    peers: Sequence[str] = (),
+    port: int = 0,
+    limits: ClientLimits = FAST,
+    keep_last: int = 2,
+    **options: Any,
 ) -> AsyncIterator[tuple[str, RelayCatalog]]:
     metrics = ShardcastMetrics()
     own_id = f"relay-{data_dir.name}"
     async with ShardcastClient(
         upstream, KEYS, data_dir, peers=peers, own_id=own_id, limits=limits, metrics=metrics
     ) as client:
-        catalog = RelayCatalog(client.store, metrics, client, keep_last=2, server_id=own_id)
+        catalog = RelayCatalog(client.store, metrics, client, keep_last=keep_last, **options)
         app = ShardcastApp(catalog, ServerLimits()).build()
         async with listening(app, "127.0.0.1", port, ServerLimits(shutdown_s=0.1)) as url:
             following = asyncio.create_task(catalog.follow())
@@ -210,6 +218,21 @@ async def process(*arguments: str, log: Path) -> AsyncIterator[asyncio.subproces
         if started.returncode is None:
             started.kill()
         await started.communicate()
+
+
+async def publish(url: str, origin: Origin, version: Version) -> Version:
+    """Give a version to an origin in this process; its files lie there afterwards."""
+    number = version.manifest.policy_version
+    root = origin.catalog.store.root
+    version.folder.rename(incoming_folder(root, number))
+    await announce(url, version.envelope)
+    return replace(version, folder=root / "versions" / f"{number}-{version.digest.short}")
+
+
+async def whole(catalog: RelayCatalog, version: int) -> None:
+    """Wait until a relay has a version complete."""
+    await catalog.changed.wait_until(lambda: catalog.store.get(version) is not None, SOON)
+    assert catalog.store.get(version) is not None
 
 
 async def ready_url(started: asyncio.subprocess.Process) -> str:

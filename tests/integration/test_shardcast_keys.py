@@ -13,8 +13,6 @@ from protocol.errors import SourceFault, UserError
 from protocol.manifest import envelope_to_json, manifest_digest
 from protocol.rotation import chain_to_json, sign_rotation
 from protocol.signing import Identity
-from shardcast.layout import incoming_folder
-from shardcast.origin import Origin
 from shardcast.publish import announce
 from shardcast.storage import VersionStore
 from tests.shardcast_network import (
@@ -23,25 +21,17 @@ from tests.shardcast_network import (
     STRANGER,
     TRAINER,
     FakeSource,
-    Version,
     assert_same,
     client,
     make_version,
     origin_in_process,
+    publish,
     relay_in_process,
     run_command,
 )
 
 NEW = Identity.from_seed(b"n" * 32)
 ROTATION = sign_rotation("run", TRAINER, NEW.key_id, 1)
-
-
-async def publish(url: str, origin: Origin, version: Version) -> Version:
-    number = version.manifest.policy_version
-    root = origin.catalog.store.root
-    version.folder.rename(incoming_folder(root, number))
-    await announce(url, version.envelope)
-    return Version(root / "versions" / f"{number}-{version.digest.short}", version.manifest, version.envelope)
 
 
 async def post(url: str, body: bytes) -> tuple[int, str]:

@@ -20,10 +20,11 @@ from shardcast.catalog import Catalog
 from shardcast.config import ServerLimits
 from shardcast.discovery import Coordinator
 from shardcast.layout import incoming_folder
+from shardcast.listen import listening
 from shardcast.metrics import ShardcastMetrics
 from shardcast.names import VersionConflict
 from shardcast.publish import announce, next_version
-from shardcast.server import ShardcastApp, listening
+from shardcast.server import ShardcastApp
 from shardcast.storage import VersionStore
 from tests.factories import make_terms
 from tests.shardcast_network import (
