@@ -29,11 +29,11 @@ from shardcast.metrics import ShardcastMetrics
 from shardcast.obtain import Obtaining
 from shardcast.partial import PartialVersion
 from shardcast.pool import SourcePool
-from shardcast.progress import OnProgress, Progress, Way
 from shardcast.reports import send_report
 from shardcast.routing import SourceStats
 from shardcast.sources import Head, Misbehaved, Source, Unavailable, Unknown, new_session
 from shardcast.storage import StoredVersion, VersionStore
+from shardcast.travel import OnProgress, Progress, Way
 
 __all__ = ["OnProgress", "Progress", "ShardcastClient", "Way"]
 
@@ -104,6 +104,11 @@ class ShardcastClient:
         if self._session is not None:
             await self._session.close()
             self._session = self._pool = None
+
+    @property
+    def peers(self) -> list[str]:
+        """The siblings' URLs."""
+        return list(self._peers)
 
     @property
     def source_stats(self) -> dict[str, SourceStats]:
