@@ -12,6 +12,7 @@ from shardcast.have import Have
 from shardcast.manners import Manners
 from shardcast.metrics import ShardcastMetrics
 from shardcast.pulse import Pulse
+from shardcast.reports import Reports
 from shardcast.sources import Head, NotYet
 from shardcast.storage import ShardLocation, StoredVersion, VersionStore
 
@@ -50,6 +51,7 @@ class Catalog:
         self._head: Head | None = None
         self.changed = Pulse()  # beats when the head, or what is here or on its way, changes
         self._closed = False
+        self.reports = Reports(metrics, lambda: None if self._head is None else self._head.version)
         self._rotations = len(store.keys.ring.statements)
         if store.head is not None:
             self.announce(store.head)
@@ -102,6 +104,7 @@ class Catalog:
             "complete": None if complete is None else complete.version,
             "versions": self.store.versions,
             "next_version": 0 if self.store.names.latest is None else self.store.names.latest + 1,
+            "delta_fallbacks": [f"{count} × {reason}" for reason, count in sorted(self.reports.counts.items())],
             "key_rotations": len(self.store.keys.ring.statements),
             "behind_s": round(self.metrics.behind_s, 1),
             "mbytes_per_s_out": round(self.metrics.rate_out / 1e6, 2),

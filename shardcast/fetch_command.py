@@ -10,7 +10,7 @@ import aiohttp
 
 from protocol.errors import SourceFault, UserError
 from protocol.manifest import Digest, InvalidManifest, manifest_digest
-from shardcast.client import ShardcastClient
+from shardcast.client import Progress, ShardcastClient
 from shardcast.config import ClientLimits, parse_source
 from shardcast.progress import shown
 
@@ -37,8 +37,16 @@ async def run(
             version = head.version
         manifest, envelope = await client.manifest(version, expected)
         with shown(f"version {version}", manifest.total_bytes) as on_progress:
-            path = await client.fetch(version, expected, on_progress)
-    print(f"version={version} digest={manifest_digest(envelope.payload)} bytes={manifest.total_bytes} path={path}")
+            way = "none"  # it was here already
+
+            def note(progress: Progress) -> None:
+                nonlocal way
+                way = progress.way.value
+                on_progress(progress)
+
+            path = await client.fetch(version, expected, note)
+    facts = f"version={version} digest={manifest_digest(envelope.payload)} bytes={manifest.total_bytes}"
+    print(f"{facts} way={way} path={path}")
 
 
 async def show_status(url: str) -> None:

@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -30,11 +31,14 @@ from protocol.manifest import (
 from protocol.rotation import MAX_CHAIN_BYTES, InvalidRotation, chain_from_json
 from protocol.signing import Identity
 from shardcast.config import DEFAULT_SHARD_BYTES, MIB, parse_source
-from shardcast.layout import incoming_folder, list_files
+from shardcast.delta.encode import DeltaTooLargeError, delta_section, encode_delta
+from shardcast.delta.views import FolderView
+from shardcast.layout import incoming_delta, incoming_folder, list_files
 from shardcast.names import VersionConflict
 from shardcast.partial import disk_errors
 
 ANNOUNCE_TIMEOUT_S = 60.0
+WORTH_SENDING = 1 / 4  # a delta above this share of the files saves too little for what applying it costs
 
 
 def build_manifest(
@@ -58,6 +62,34 @@ def build_manifest(
         )
     except InvalidManifest as error:
         raise UserError(f"{directory} can't be published: {error}") from None
+
+
+def make_delta(
+    base_folder: Path,
+    base: Manifest,
+    folder: Path,
+    manifest: Manifest,
+    blob: Path,
+    *,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    most: float = WORTH_SENDING,
+    threads: int = 1,
+) -> Manifest | None:
+    """Write the delta from a version to a later one; the later one's manifest with it, or None if it is not worth it.
+
+    `most`: the largest share of the full bytes that a delta may have. Deterministic, as `build_manifest` is. Blocking.
+    Raises DiskFullError, BaseUnreadable.
+    """
+    limit = int(most * manifest.total_bytes)
+    try:
+        with disk_errors(blob.parent), FolderView(base_folder, base.files) as before:
+            with FolderView(folder, manifest.files) as after:
+                encode_delta(before, after, manifest, blob, limit=limit, threads=threads)
+            digest = manifest_digest(base.to_json_bytes())
+            return replace(manifest, delta=delta_section(blob, base.policy_version, digest, shard_bytes))
+    except DeltaTooLargeError:
+        blob.unlink(missing_ok=True)
+        return None
 
 
 async def publish_version(
@@ -86,8 +118,12 @@ async def publish_version(
     return manifest_digest(envelope.payload)
 
 
-async def stage(source_dir: Path, data_dir: Path, policy_version: int, *, move: bool = True) -> None:
-    """Put a version's files where the origin that uses `data_dir` looks for them, by one rename."""
+async def stage(
+    source_dir: Path, data_dir: Path, policy_version: int, *, move: bool = True, delta: Path | None = None
+) -> None:
+    """Put a version's files where the origin that uses `data_dir` looks for them, by one rename, and its delta, a copy."""
+    if delta is not None:
+        await asyncio.to_thread(_stage_delta, delta, incoming_delta(data_dir, policy_version))
     await asyncio.to_thread(_stage, source_dir, incoming_folder(data_dir, policy_version), move)
 
 
@@ -186,13 +222,29 @@ def _stage(source: Path, target: Path, move: bool) -> None:
             shutil.rmtree(staging, ignore_errors=True)
 
 
+def _stage_delta(source: Path, target: Path) -> None:
+    """A link, or a copy across file systems; in place by one rename, for the origin takes what it finds."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with disk_errors(target.parent):
+        staging = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+        try:
+            _link(source, staging / "delta")
+            (staging / "delta").replace(target)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
 def _bring(source: Path, target: Path, move: bool) -> None:
     if move:
         shutil.move(source, target)  # a rename, or a copy across file systems
         return
     for path, _ in list(list_files(source)):
         (target / path).parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(source / path, target / path)
-        except OSError:
-            shutil.copyfile(source / path, target / path)
+        _link(source / path, target / path)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

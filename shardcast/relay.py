@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AsyncExitStack
 
 from protocol.errors import SourceFault
@@ -24,6 +24,7 @@ from shardcast.discovery import Coordinator
 from shardcast.have import Have
 from shardcast.incoming import Incoming
 from shardcast.metrics import ShardcastMetrics
+from shardcast.parcel import Parcel
 from shardcast.partial import DiskFullError, PartialVersion
 from shardcast.retention import make_room, needed
 from shardcast.sources import Head
@@ -72,6 +73,7 @@ class RelayCatalog(Catalog):
         self._starting = asyncio.Lock()
         self._trouble = ""  # why the newest version can't be had, and since when
         self._trouble_since: float | None = None
+        self.reports.on_report = lambda report: client.tell_fallback(report.version, report.reason)
 
     async def follow(self) -> None:
         """Stay at the newest version until cancelled."""
@@ -108,32 +110,33 @@ class RelayCatalog(Catalog):
     async def have(self, total: Digest, epoch: str, after: int, wait_s: float) -> Have | None:
         deadline = self._clock() + wait_s
         while True:
-            incoming = next((each for each in self._incoming.values() if each.total == total), None)
+            parcel = next((each for each in self._parcels() if each.total == total), None)
             left = deadline - self._clock()
-            if incoming is None or self.store.holds(total):
+            if parcel is None or self.store.holds(total):
                 known = await self.changed.wait_until(lambda: self._knows(total), max(0.0, left))
                 if self.store.holds(total) or not known or self._closed:
                     return await super().have(total, epoch, after, 0.0)
                 continue
-            news = incoming.have(self.role, self.server_id, epoch, after)
+            news = parcel.have(self.role, self.server_id, epoch, after)
             if news is not None or left <= 0:
                 return news
-            await incoming.wait_news(epoch, after, left)
-            if incoming.closed and not self._knows(total):
+            await parcel.wait_news(epoch, after, left)
+            if parcel.closed and not self._knows(total):
                 return None  # the transfer broke off
 
     async def open_shard(self, digest: Digest, wait_s: float) -> OpenShard | None:
         here = await super().open_shard(digest, wait_s)
         if here is not None:
             return here
-        incoming = next((each for each in self._incoming.values() if each.names(digest)), None)
-        if incoming is None:
+        parcel = next((each for each in self._parcels() if each.names(digest)), None)
+        if parcel is None:
             return None
-        location = await incoming.wait_shard(digest, wait_s)
+        location = await parcel.wait_shard(digest, wait_s)
         try:
             return OpenShard.at(location)
         except FileNotFoundError:  # the version became whole and is moving: a moment later the store has it
-            if incoming.task is not None:
+            incoming = self._incoming.get(location.version)
+            if incoming is not None and incoming.task is not None:
                 await asyncio.wait([incoming.task], timeout=max(wait_s, 1.0))
             return await super().open_shard(digest, wait_s)
 
@@ -189,7 +192,10 @@ class RelayCatalog(Catalog):
             await asyncio.shield(incoming.task)
 
     def _knows(self, total: Digest) -> bool:
-        return self._closed or self.store.holds(total) or any(each.total == total for each in self._incoming.values())
+        return self._closed or self.store.holds(total) or any(each.total == total for each in self._parcels())
+
+    def _parcels(self) -> Iterator[Parcel]:
+        return (parcel for incoming in self._incoming.values() for parcel in incoming.parcels)
 
     def _may_pull(self, version: int, asker: Asker) -> bool:
         """Whether upstream may be asked for a version on somebody's behalf.
@@ -231,7 +237,8 @@ class RelayCatalog(Catalog):
                 await locked.enter_async_context(self.store.lock(version, manifest_digest(envelope.payload)))
                 await self._make_room(manifest)
                 partial = await self._open_partial(manifest, envelope)
-                self._incoming[version] = incoming = Incoming(self.store, partial, self._client, locked.pop_all())
+                incoming = Incoming(partial, self._client, locked.pop_all(), self.changed.beat)
+                self._incoming[version] = incoming
             incoming.task = asyncio.create_task(self._receive(incoming))
             incoming.task.add_done_callback(_note_outcome)
             self.changed.beat()
@@ -281,11 +288,11 @@ class RelayCatalog(Catalog):
         if self._max_disk_bytes is None:
             return
         sizes = self.store.sizes
-        sizes.update({version: each.partial.manifest.total_bytes for version, each in self._incoming.items()})
+        sizes.update({version: each.partial.manifest.kept_bytes for version, each in self._incoming.items()})
         head = [] if self.store.head is None else [self.store.head.version]
         gone = make_room(
             sizes,
-            manifest.total_bytes,
+            manifest.kept_bytes,
             self._max_disk_bytes,
             never={*head, *self.store.being_read, *self._incoming},
             last=self._needed,

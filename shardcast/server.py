@@ -8,6 +8,7 @@ GET /v1/keys                  rotations of the trainer's key: {"rotations": [env
 GET /v1/have/{total digest}?epoch=E&after=N&wait=S
                               200 which shards of the version are here, from the Nth of list E on (see `have`); 204 when
                               S seconds passed without news
+POST /v1/reports              a delta was of no use to a client (see `reports`)
 GET /healthz, /metrics, /     JSON, Prometheus text, a page for people
 """
 
@@ -62,6 +63,7 @@ class ShardcastApp:
         app.router.add_get("/v1/shards/{digest}", self._shard)
         app.router.add_get("/v1/keys", self._keys)
         app.router.add_get("/v1/have/{digest}", self._have)
+        app.router.add_post("/v1/reports", self.catalog.reports.handle)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/", self._page)

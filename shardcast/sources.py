@@ -19,7 +19,7 @@ import aiohttp
 from protocol.errors import SourceFault
 from protocol.manifest import MAX_VERSION, Digest, InvalidManifest, SignedEnvelope, envelope_from_json
 from protocol.rotation import MAX_CHAIN_BYTES, InvalidRotation, chain_from_json
-from shardcast.asker import CLIENT, Asker
+from shardcast.asker import CLIENT, Asker, Kind
 from shardcast.config import MIB, ClientLimits
 from shardcast.have import MAX_BYTES as MAX_HAVE_BYTES
 from shardcast.have import Have, parse_have
@@ -100,9 +100,10 @@ class Source:
             body = await self._read_small(response, _HEAD_MAX_BYTES)
         return _parse_head(self.url, body)
 
-    async def envelope(self, version: int) -> SignedEnvelope:
-        """The signed manifest of a version as the source has it, unchecked."""
-        async with self._get(f"/v1/manifests/{version}", self._limits.shard_wait_s) as response:
+    async def envelope(self, version: int, *, at_hand: bool = False) -> SignedEnvelope:
+        """The signed manifest of a version as the source has it, unchecked. `at_hand`: only if it needn't get it first."""
+        headers = Asker(Kind.PEER, "none").header() if at_hand else None  # who is asked so looks no further
+        async with self._get(f"/v1/manifests/{version}", self._limits.shard_wait_s, headers=headers) as response:
             self._check_status(response, 200)
             body = await self._read_small(response, self._limits.max_envelope_bytes)
         try:
