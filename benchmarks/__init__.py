@@ -1,0 +1,1 @@
+"""Benchmarks: what is measured against whom; run with `python -m benchmarks.NAME`."""
