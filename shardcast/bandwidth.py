@@ -1,8 +1,9 @@
-"""A token bucket that bounds how fast bytes leave or come."""
+"""How fast bytes leave or come: a token bucket that bounds it, and a meter that measures it."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 
@@ -43,3 +44,30 @@ class Throttle:
         delay = self._bucket.take(count, self._clock())
         if delay > 0:
             await asyncio.sleep(delay)
+
+
+class RateMeter:
+    """Bytes per second over about the last `window_s` seconds, recent ones weighing more."""
+
+    def __init__(self, window_s: float = 5.0) -> None:
+        self._window_s = window_s
+        self._weighed = 0.0
+        self._at: float | None = None
+        self.since: float | None = None  # when the first byte was counted
+
+    def add(self, count: int, now: float) -> None:
+        """Count bytes."""
+        self._decay(now)
+        self._weighed += count
+        if self.since is None:
+            self.since = now
+
+    def rate(self, now: float) -> float:
+        """Bytes per second; 0 before the first."""
+        self._decay(now)
+        return self._weighed / self._window_s
+
+    def _decay(self, now: float) -> None:
+        if self._at is not None:
+            self._weighed *= math.exp(-(now - self._at) / self._window_s)
+        self._at = now

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
+import enum
 import os
+import secrets
 from dataclasses import dataclass
 
 from protocol.manifest import Digest, envelope_to_json
+from shardcast.have import Have
 from shardcast.metrics import ShardcastMetrics
+from shardcast.pulse import Pulse
 from shardcast.sources import Head, NotYet
 from shardcast.storage import ShardLocation, StoredVersion, VersionStore
 
-__all__ = ["Catalog", "NotYet", "OpenShard"]
+__all__ = ["Asker", "Catalog", "NotYet", "OpenShard"]
 
 
 @dataclass(slots=True)
@@ -33,16 +36,31 @@ class OpenShard:
         os.close(self.descriptor)
 
 
+class Asker(enum.Enum):
+    """Who asks, as far as they say."""
+
+    CLIENT = "client"
+    RELAY = "relay"
+    PEER = "peer"  # a sibling relay: it must be answered from what is here, so that two never send each other looking
+
+    @classmethod
+    def parse(cls, header: str) -> Asker:
+        """From the header that relays send."""
+        word = header.partition(" ")[0]
+        return cls(word) if word in ("relay", "peer") else cls.CLIENT
+
+
 class Catalog:
     """Complete versions of a store. The head only rises; `close` frees everyone who waits for it."""
 
     role = "origin"
 
-    def __init__(self, store: VersionStore, metrics: ShardcastMetrics) -> None:
+    def __init__(self, store: VersionStore, metrics: ShardcastMetrics, server_id: str | None = None) -> None:
         self.store = store
         self.metrics = metrics
+        self.server_id = server_id or secrets.token_hex(8)
         self._head: Head | None = None
-        self._changed = asyncio.Event()
+        self.changed = Pulse()  # beats when the head, or what is here or on its way, changes
         self._closed = False
         if store.head is not None:
             self.announce(store.head)
@@ -58,15 +76,18 @@ class Catalog:
 
     async def wait_head(self, after: int | None, wait_s: float) -> Head | None:
         """The head once it is above `after` (None: once there is one), or None after `wait_s`."""
-        try:
-            async with asyncio.timeout(wait_s):
-                while not self._is_news(after) and not self._closed:
-                    await self._changed.wait()
-        except TimeoutError:
-            pass
+        await self.changed.wait_until(lambda: self._is_news(after) or self._closed, wait_s)
         return self._head if self._is_news(after) else None
 
-    async def manifest_json(self, version: int) -> bytes | None:
+    async def have(self, total: Digest, epoch: str, after: int, wait_s: float) -> Have | None:
+        """Which shards of the version with this total digest are here, once that is more than the asker knows.
+
+        The asker knows the first `after` of the list named `epoch`. None if nothing was new within `wait_s`.
+        """
+        await self.changed.wait_until(lambda: self._closed or self.store.holds(total), wait_s)
+        return Have(self.role, self.server_id, complete=True) if self.store.holds(total) else None
+
+    async def manifest_json(self, version: int, asker: Asker = Asker.CLIENT) -> bytes | None:
         """The signed manifest of a version as HTTP carries it, or None if it isn't here."""
         stored = self.store.get(version)
         return None if stored is None else envelope_to_json(stored.envelope)
@@ -98,12 +119,12 @@ class Catalog:
     def close(self) -> None:
         """Answer all waiting clients now."""
         self._closed = True
-        self._wake()
+        self.changed.beat()
 
     def _raise_head(self, head: Head) -> None:
         if self._head is None or head.version > self._head.version:
             self._head = head
-            self._wake()
+        self.changed.beat()
         self._update_gauges()
 
     def _update_gauges(self) -> None:
@@ -113,7 +134,3 @@ class Catalog:
 
     def _is_news(self, after: int | None) -> bool:
         return self._head is not None and (after is None or self._head.version > after)
-
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()

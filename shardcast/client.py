@@ -20,7 +20,7 @@ import aiohttp
 from protocol.errors import BadSignature, SourceFault
 from protocol.manifest import Digest, Manifest, SignedEnvelope, manifest_digest, open_manifest
 from shardcast.bandwidth import Throttle
-from shardcast.config import ClientLimits, parse_keys, parse_sources
+from shardcast.config import ClientLimits, parse_keys, parse_source, parse_sources
 from shardcast.download import Download, OnShard
 from shardcast.metrics import ShardcastMetrics
 from shardcast.partial import PartialVersion
@@ -32,6 +32,7 @@ from shardcast.storage import StoredVersion, VersionStore
 log = logging.getLogger("shardcast")
 
 _RETRY_PAUSE_S = 0.5
+_HEAD_GRACE_S = 0.5
 _MANIFESTS_KEPT = 8
 
 
@@ -50,6 +51,7 @@ class ShardcastClient:
     """Pulls versions from many sources into one cache directory. One event loop; several processes may share a cache.
 
     `sources`: base URLs of relays and origins, preferred first. `pinned_keys`: the trainer's key ids.
+    `peers`, `own_id`: a relay's siblings, and the id it answers with itself; it takes from them what they have.
     `run_id`: if given, versions of another run are refused even when signed by a pinned key.
     Complete versions lie in `cache_dir/versions/<version>-<digest prefix>/`. Use as `async with`, or call `close`.
     """
@@ -60,6 +62,8 @@ class ShardcastClient:
         pinned_keys: Collection[str],
         cache_dir: Path | str,
         *,
+        peers: Sequence[str] = (),
+        own_id: str = "",
         limits: ClientLimits | None = None,
         run_id: str | None = None,
         max_mbit: float | None = None,
@@ -69,6 +73,8 @@ class ShardcastClient:
         store: VersionStore | None = None,
     ) -> None:
         self._urls = parse_sources(sources)
+        self._peers = [url for url in dict.fromkeys(map(parse_source, peers)) if url not in self._urls]
+        self._own_id = own_id
         self._pinned = parse_keys(pinned_keys)
         self._limits = limits or ClientLimits()
         self._run_id = run_id
@@ -104,21 +110,25 @@ class ShardcastClient:
     async def head(self, after: int | None = None, wait_s: float = 0.0) -> Head | None:
         """The newest version above `after`, believed only with its signed manifest; None if none came in time.
 
-        Without `after` the highest that any source proves now. With it, all sources are asked at once and the first
-        that proves a newer version decides. Raises SourceFault if every source failed.
+        Without `after` the highest that any source proves now, or else the first that comes. With it, all sources are
+        asked at once and the first that proves a newer version decides. Raises SourceFault if every source failed.
         """
         deadline = self._clock() + wait_s
+        wait = 0.0 if after is None else wait_s  # what is there already is not held up by a source that has nothing
         while True:
             pause = min(max(self._opened().next_ready() or 0.0, _RETRY_PAUSE_S), 30.0)
             try:
-                found = await self._ask_heads(after, max(0.0, deadline - self._clock()))
+                found = await self._ask_heads(after, wait)
             except SourceFault:
                 if self._clock() + pause >= deadline:
                     raise
             else:
                 if found is not None or self._clock() >= deadline:
                     return found
+                pause = 0.0 if after is None else pause
+            after = -1 if after is None else after
             await asyncio.sleep(max(0.0, min(pause, deadline - self._clock())))
+            wait = max(0.0, deadline - self._clock())
 
     async def manifest(
         self, version: int, expected_digest: Digest | str | None = None
@@ -205,7 +215,9 @@ class ShardcastClient:
             on_bytes=on_bytes,
             throttle=self._throttle,
             metrics=self._metrics,
+            rng=self._rng,
             clock=self._clock,
+            own_id=self._own_id,
         )
 
     async def _fill(
@@ -236,27 +248,26 @@ class ShardcastClient:
         sources = pool.usable()
         if not sources:
             raise SourceFault(f"every source was dropped: {pool.report()}")
-        tasks = [asyncio.create_task(self._proven_head(source, after, wait_s)) for source in sources]
-        faults = 0
-        best: Head | None = None
+        tasks = {asyncio.create_task(self._proven_head(source, after, wait_s)) for source in sources}
+        found: list[Head | None] = []
+        waiting = set(tasks)
         try:
-            for task in asyncio.as_completed(tasks):
-                try:
-                    found = await task
-                except SourceFault:
-                    faults += 1
-                    continue
-                if found is not None and (best is None or found.version > best.version):
-                    best = found
-                if best is not None and after is not None:
-                    return best
+            while waiting:
+                # Once one has proven a head, the others have a moment to prove a newer one.
+                grace = _HEAD_GRACE_S if any(found) else None
+                ended, waiting = await asyncio.wait(waiting, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+                found += [task.result() for task in ended if task.exception() is None]
+                for task in ended:
+                    _raise_unless_source_fault(task)
+                if any(found) and (after is not None or not ended):
+                    break
         finally:
-            for pending in tasks:
-                pending.cancel()
+            for task in tasks:
+                task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        if best is None and faults == len(tasks):
+        if not found:
             raise SourceFault(f"no source answers: {pool.report()}")
-        return best
+        return max((head for head in found if head is not None), key=lambda head: head.version, default=None)
 
     async def _proven_head(self, source: Source, after: int | None, wait_s: float) -> Head | None:
         pool = self._opened()
@@ -311,12 +322,20 @@ class ShardcastClient:
     def _opened(self) -> SourcePool:
         """The session needs a running loop, so it is made at the first use."""
         if self._pool is None:
-            self._session = new_session(self._limits)
+            session = self._session = new_session(self._limits)
             self._pool = SourcePool(
-                [Source(url, self._session, self._limits) for url in self._urls],
-                explore=self._limits.explore,
+                [
+                    Source(url, session, self._limits, peer=url in self._peers, asker=self._own_id)
+                    for url in (*self._urls, *self._peers)
+                ],
                 ban_s=self._limits.ban_s,
                 rng=self._rng,
                 clock=self._clock,
             )
         return self._pool
+
+
+def _raise_unless_source_fault(task: asyncio.Task[Head | None]) -> None:
+    error = task.exception()
+    if error is not None and not isinstance(error, SourceFault):
+        raise error

@@ -11,14 +11,16 @@ from protocol.manifest import MAX_ENVELOPE_BYTES, MAX_TOTAL_BYTES
 from protocol.signing import public_key
 
 MIB = 2**20
-DEFAULT_SHARD_BYTES = 8 * MIB
+FROM_HEADER = "X-Shardcast-From"  # "relay <id>" or "peer <id>": a relay asks, its source or its sibling
+DEFAULT_SHARD_BYTES = 2 * MIB  # small, so that a tree of relays works as a pipeline
 
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
     """What a client grants its sources. Seconds and bytes."""
 
-    parallel: int = 6  # shards in flight
+    parallel: int = 12  # shards in flight
+    parallel_per_source: int = 4
     connect_timeout_s: float = 10.0
     read_timeout_s: float = 15.0  # longest silence within an answer
     shard_wait_s: float = 10.0  # how long a relay may hold a request for a shard that it doesn't have yet
@@ -29,6 +31,13 @@ class ClientLimits:
     max_envelope_bytes: int = MAX_ENVELOPE_BYTES
     max_total_bytes: int = MAX_TOTAL_BYTES
     explore: float = 0.1  # share of shards asked from a source at random
+    have_wait_s: float = 10.0  # how long a source may hold the question which shards it has
+    hint_patience_s: float = 5.0  # without a byte for so long, sources are asked for what they didn't say they have
+    sibling_patience_s: float = 20.0  # a relay asks its origin for what its siblings wouldn't bring within this
+
+
+# A relay's siblings come first: what one has and the other hasn't is what their clients wait for.
+RELAY_LIMITS = ClientLimits(parallel=16, parallel_per_source=6)
 
 
 @dataclass(frozen=True, slots=True)

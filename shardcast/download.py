@@ -1,63 +1,44 @@
 """Fills a partial version from many sources at once.
 
-Loops: `parallel` tasks each take the next missing shard (a demanded one first), choose a source, and stream the
-shard to disk while hashing it. A cut connection is resumed by Range from whichever source is chosen next. If bytes
-from two sources make a wrong shard, neither is proven guilty, and the shard is fetched again from one source alone.
-The download ends when every shard is verified, and gives up when no byte came for `deadline_s`.
+Loops: one `watch` per source learns which shards that source has. `parallel` slots each take the next choice of
+`selection.choose` and stream that shard to disk while hashing it. A cut connection is resumed by Range from whichever
+source is chosen next. A slot that finds nothing to ask races a straggler from a second source into a scratch file;
+the loser is cancelled. The download ends when every shard is verified, and gives up when no byte came for `deadline_s`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
-import logging
+import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from protocol.errors import SourceFault
-from protocol.manifest import Digest
-from shardcast.bandwidth import Throttle
+from shardcast import bits, selection
+from shardcast.availability import Availability
+from shardcast.bandwidth import RateMeter, Throttle
 from shardcast.config import ClientLimits
 from shardcast.metrics import ShardcastMetrics
 from shardcast.partial import PartialVersion, ShardWriter
 from shardcast.pool import SourcePool
-from shardcast.sources import Misbehaved, Source, Unavailable, WriteChunks
+from shardcast.pulse import Pulse
+from shardcast.selection import Pick, View, Wish
+from shardcast.sources import Misbehaved, NotYet, Source, Unknown, WriteChunks
 from shardcast.storage import VersionStore
-
-log = logging.getLogger("shardcast")
+from shardcast.transfer import Flight, Transfer, ended, in_thread, stop
+from shardcast.watch import watch
 
 OnShard = Callable[[int], None]
-_IDLE_S = 0.5
-
-
-class ShardQueue:
-    """Indexes of missing shards: in the given order, but demanded ones first. Each is taken once."""
-
-    def __init__(self, order: Iterable[int]) -> None:
-        self._heap = [(1, position, index) for position, index in enumerate(order)]
-        self._waiting = {index for _, _, index in self._heap}
-        self._demands = 0
-
-    def take(self) -> int | None:
-        """The next shard to fetch, or None when all are taken."""
-        while self._heap:
-            _, _, index = heapq.heappop(self._heap)
-            if index in self._waiting:
-                self._waiting.remove(index)
-                return index
-        return None
-
-    def demand(self, index: int) -> None:
-        """Somebody waits for this shard: fetch it before the others."""
-        if index in self._waiting:
-            heapq.heappush(self._heap, (0, self._demands, index))
-            self._demands += 1
+_IDLE_S = 0.25
 
 
 class Download:
-    """One run that fills one partial version. `on_shard` is called in the event loop for each verified shard."""
+    """One run that fills one partial version. `on_shard` is called in the event loop for each verified shard.
+
+    `own_id`: the id of the relay that downloads, which makes it spare its origin; empty for everyone else.
+    """
 
     def __init__(
         self,
@@ -70,9 +51,12 @@ class Download:
         on_bytes: Callable[[int], None] | None = None,
         throttle: Throttle | None = None,
         metrics: ShardcastMetrics | None = None,
+        rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
+        own_id: str = "",
     ) -> None:
         self._partial = partial
+        self._shards = partial.manifest.shards
         self._pool = pool
         self._limits = limits
         self._store = store
@@ -80,75 +64,231 @@ class Download:
         self._on_bytes = on_bytes
         self._throttle = throttle
         self._metrics = metrics
+        self._rng = rng or random.Random()
         self._clock = clock
-        self._queue = ShardQueue(partial.missing)
+        self._own_id = own_id
+        self._availability = Availability(len(self._shards))
+        self._missing = bits.of(partial.missing)  # neither here nor on the way
+        self._demanded = 0
+        self._cut: dict[int, Transfer] = {}
+        self._flights: dict[int, Flight] = {}
+        self._pulse = Pulse()
         self._last_byte = clock()
+        self._siblings = RateMeter()
+        self._backlog_since: float | None = None
+        self._copying = store is not None
 
     def demand(self, index: int) -> None:
-        """Fetch this shard before the others."""
-        self._queue.demand(index)
+        """Somebody waits for this shard: fetch it before the others."""
+        self._demanded |= 1 << index
+        self._pulse.beat()
+
+    @property
+    def coming(self) -> list[int]:
+        """The shards that sources who have them are sending now."""
+        return [
+            index
+            for index, flight in self._flights.items()
+            if bits.has(self._availability.of(flight.source.url).have, index)
+        ]
 
     async def run(self) -> None:
         """Return when every shard is verified. Raises SourceFault saying what each source did wrong, DiskFullError."""
         self._last_byte = self._clock()
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(self._limits.parallel):
-                    group.create_task(self._work())
+                watches = [group.create_task(self._watch(source)) for source in self._pool.sources.values()]
+                slots = [group.create_task(self._work()) for _ in range(self._limits.parallel)]
+                slots.append(group.create_task(self._copy_locals()))
+                await asyncio.wait(slots)
+                for watching in watches:
+                    watching.cancel()
         except BaseExceptionGroup as group_error:
             raise _first_leaf(group_error) from None
+        finally:
+            for transfer in self._cut.values():
+                transfer.writer.close()
+            self._cut.clear()
+
+    async def _watch(self, source: Source) -> None:
+        await watch(
+            source,
+            self._partial.manifest,
+            self._availability,
+            self._pool,
+            limits=self._limits,
+            pulse=self._pulse,
+            own_id=self._own_id,
+            clock=self._clock,
+        )
 
     async def _work(self) -> None:
-        while (index := self._queue.take()) is not None:
-            if not await self._copy_local(index):
-                await self._fetch(index)
-            if self._on_shard:
-                self._on_shard(index)
+        while len(self._partial.have) < len(self._shards):
+            now = self._clock()
+            views = self._views(now)
+            pick = selection.choose(
+                views,
+                self._wish(views, now),
+                now,
+                self._rng,
+                explore=self._limits.explore,
+                most=self._limits.parallel_per_source,
+            )
+            if pick is not None:
+                await self._fetch(pick)
+            elif (hedge := self._choose_hedge(views, now)) is not None:
+                await self._hedge(hedge)
+            else:
+                await self._pause()
 
-    async def _copy_local(self, index: int) -> bool:
-        """Files that don't change between versions are copied from a version that is already here."""
-        digest = self._partial.manifest.shards[index].digest
-        location = self._store.locate(digest) if self._store else None
-        if location is None or self._store is None:
-            return False
-        with self._store.reading(location.version), self._partial.writer(index) as writer:
-            with contextlib.suppress(OSError):
-                await asyncio.to_thread(_copy, location.path, location.offset, writer)
-            return writer.received == writer.size and self._partial.commit(index, writer.digest)
+    # What to ask for
 
-    async def _fetch(self, index: int) -> None:
-        shard = self._partial.manifest.shards[index]
-        contributors: set[str] = set()
-        alone = False
-        with self._partial.writer(index) as writer:
-            while True:
-                source = await self._next_source()
-                if alone:
-                    writer.restart()
-                if writer.received == 0:
-                    contributors.clear()
-                contributors.add(source.url)
-                if not await self._attempt(source, shard.digest, writer):
-                    continue
-                if self._partial.commit(index, writer.digest):
+    def _views(self, now: float) -> dict[str, View]:
+        blind = now - self._last_byte > self._limits.hint_patience_s
+        spared = self._spared()
+        views = {}
+        for url, stats in self._pool.stats.items():
+            holding = self._availability.of(url)
+            have = self._availability.full if blind else holding.have
+            views[url] = View(stats, have, holding.claims(now), url in spared)
+        return views
+
+    def _spared(self) -> set[str]:
+        """The sources that a relay with siblings asks as little of as it can: the origins, else all but the siblings."""
+        if not self._own_id:
+            return set()
+        sources = self._pool.sources
+        upstream = {url for url, source in sources.items() if not source.peer}
+        origins = {url for url in upstream if self._availability.of(url).role == "origin"}
+        spared = origins or upstream
+        return spared if len(spared) < len(sources) else set()
+
+    def _wish(self, views: dict[str, View], now: float) -> Wish:
+        siblings = [url for url, view in views.items() if not view.spared and view.alive]
+        if not any(view.spared for view in views.values()):
+            return Wish(self._missing, self._demanded | bits.of(self._cut))
+        held = 0
+        for url in siblings:
+            held |= views[url].have
+        backlog = (self._missing & held).bit_count() * self._shards[0].size
+        if not backlog:
+            self._backlog_since = None
+        elif self._backlog_since is None:
+            self._backlog_since = now
+        since = now - (now if self._backlog_since is None else self._backlog_since)
+        lag = selection.siblings_lag(backlog, self._siblings.rate(now), since, self._limits.sibling_patience_s)
+        ids = {self._availability.of(url).server_id for url in siblings} - {""}
+        own = selection.slice_of(ids, self._own_id, len(self._shards))
+        return Wish(self._missing, bits.of(self._cut), own, spare=not lag)
+
+    def _choose_hedge(self, views: dict[str, View], now: float) -> Pick | None:
+        flights = [
+            selection.Flight(
+                flight.source.url,
+                index,
+                self._shards[index].size - flight.at_start,
+                flight.received,
+                now - flight.begun,
+            )
+            for index, flight in self._flights.items()
+            if flight.hedge is None and not flight.settled
+        ]
+        return selection.choose_hedge(views, flights, now, most=self._limits.parallel_per_source)
+
+    async def _pause(self) -> None:
+        """Wait for news. Raises SourceFault when all sources are dropped or the deadline has passed."""
+        wait = self._pool.next_ready()
+        if wait is None and not self._flights and not self._copying:
+            raise SourceFault(f"every source was dropped: {self._pool.report()}")
+        if self._clock() - self._last_byte > self._limits.deadline_s:
+            raise SourceFault(f"no byte came for {self._limits.deadline_s:.0f} s: {self._pool.report()}")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(max(wait or _IDLE_S, 0.01), _IDLE_S)):
+                await self._pulse.wait()
+
+    # How it comes
+
+    async def _fetch(self, pick: Pick) -> None:
+        """Ask one source for the rest of a shard. What came stays for the next attempt if it breaks off."""
+        source = self._pool.sources[pick.source]
+        transfer = self._cut.pop(pick.index, None) or Transfer(pick.index, self._partial.writer(pick.index))
+        self._missing &= ~(1 << pick.index)
+        transfer.begin(source)
+        flight = Flight(source, transfer, self._clock(), transfer.writer.received)
+        self._flights[pick.index] = flight
+        flight.task = asyncio.create_task(self._attempt(source, pick.index, transfer.writer))
+        done = False
+        try:
+            with self._pool.in_flight(source):  # counted before anybody else chooses
+                whole = await ended(flight.task)
+            if whole and not flight.settled:
+                flight.settled = done = self._commit(transfer, source)
+            if flight.hedge is not None and not flight.settled:
+                await flight.race_over.wait()
+            if done:
+                await stop(flight.hedge)
+        finally:
+            del self._flights[pick.index]
+            if flight.settled:
+                transfer.writer.close()
+                self._waste(0 if done else transfer.writer.received)
+            else:
+                self._cut[pick.index] = transfer
+                self._missing |= 1 << pick.index
+        if done:
+            self._verified(pick.index)
+        self._pulse.beat()
+
+    async def _hedge(self, pick: Pick) -> None:
+        """Race a straggler from a second source. Whoever is first wins; the other is cancelled."""
+        flight = self._flights[pick.index]
+        source = self._pool.sources[pick.source]
+        with self._partial.scratch(pick.index) as writer:
+            flight.hedge = asyncio.create_task(self._attempt(source, pick.index, writer, quiet=True))
+            try:
+                with self._pool.in_flight(source):
+                    whole = await ended(flight.hedge)
+                if whole and writer.digest != self._shards[pick.index].digest:
+                    self._pool.failed(source, Misbehaved(f"{source.url}: served wrong bytes for shard {pick.index}"))
+                elif whole and not flight.settled:
+                    flight.settled = True  # from here on nobody else writes this shard
+                    await stop(flight.task)
+                    await in_thread(self._take_over, pick.index, writer)
+                    self._report(writer.size - flight.transfer.writer.received)
+                    self._verified(pick.index)
                     return
-                if len(contributors) == 1:
-                    fault: SourceFault = Misbehaved(f"{source.url}: served wrong bytes for {shard.digest}")
-                    self._pool.failed(source, fault)
-                else:
-                    alone = True
-                    fault = Unavailable(f"{source.url}: a shard pieced together from {len(contributors)} was wrong")
-                    self._pool.failed(source, fault)
-                writer.restart()
+                self._waste(writer.received)
+            finally:
+                flight.race_over.set()
 
-    async def _attempt(self, source: Source, digest: Digest, writer: ShardWriter) -> bool:
+    def _take_over(self, index: int, scratch: ShardWriter) -> None:
+        with self._partial.writer(index) as writer:
+            scratch.copy_to(writer)
+            committed = self._partial.commit(index, writer.digest)
+            assert committed, "the scratch file held the right bytes"
+
+    def _commit(self, transfer: Transfer, source: Source) -> bool:
+        if self._partial.commit(transfer.index, transfer.writer.digest):
+            return True
+        self._waste(transfer.writer.received)
+        self._pool.failed(source, transfer.blame(source))
+        return False
+
+    def _verified(self, index: int) -> None:
+        if self._on_shard:
+            self._on_shard(index)
+        self._pulse.beat()
+
+    async def _attempt(self, source: Source, index: int, writer: ShardWriter, *, quiet: bool = False) -> bool:
         """Ask one source for the rest of the shard; says whether it is all here. Faults are noted, not raised."""
         begin = self._clock()
         at_start = writer.received
+        digest = self._shards[index].digest
         try:
-            with self._pool.in_flight(source):
-                await source.read_shard(digest, writer.size, at_start, self._write_to(writer, source))
+            await source.read_shard(digest, writer.size, at_start, self._write_to(writer, source, quiet))
         except SourceFault as fault:
+            if isinstance(fault, (NotYet, Unknown)):
+                self._availability.retract(source.url, index)
             self._pool.failed(source, fault, progressed=writer.received > at_start)
             return False
         seconds = self._clock() - begin
@@ -157,36 +297,59 @@ class Download:
             self._metrics.shard_seconds.observe(seconds)
         return True
 
-    def _write_to(self, writer: ShardWriter, source: Source) -> WriteChunks:
+    def _write_to(self, writer: ShardWriter, source: Source, quiet: bool) -> WriteChunks:
         async def write(chunks: list[bytes]) -> None:
             # In a thread: hashing and writing release the GIL, and meanwhile the socket's buffer fills.
-            await asyncio.to_thread(writer.write, chunks)
+            await in_thread(writer.write, chunks)
             count = sum(map(len, chunks))
-            self._last_byte = self._clock()
-            if self._on_bytes:
-                self._on_bytes(count)
+            self._last_byte = now = self._clock()
+            if not quiet:
+                self._report(count)
+            if self._own_id and source.url not in self._spared():
+                self._siblings.add(count, now)
             if self._metrics:
-                self._metrics.bytes_total.labels("in", source.url).inc(count)
+                self._metrics.received(self._kind(source)).inc(count)
             if self._throttle:
                 await self._throttle.take(count)
 
         return write
 
-    async def _next_source(self) -> Source:
-        """Wait until a source is ready. Raises SourceFault when all are dropped or the deadline has passed."""
-        while True:
-            source = self._pool.choose()
-            if source is not None and not self._overdue():
-                return source
-            wait = self._pool.next_ready()
-            if wait is None:
-                raise SourceFault(f"every source was dropped: {self._pool.report()}")
-            if self._overdue():
-                raise SourceFault(f"no byte came for {self._limits.deadline_s:.0f} s: {self._pool.report()}")
-            await asyncio.sleep(min(max(wait, 0.01), _IDLE_S))
+    def _kind(self, source: Source) -> str:
+        return self._availability.of(source.url).role or ("relay" if source.peer else "origin")
 
-    def _overdue(self) -> bool:
-        return self._clock() - self._last_byte > self._limits.deadline_s
+    def _report(self, count: int) -> None:
+        if self._on_bytes and count > 0:
+            self._on_bytes(count)
+
+    def _waste(self, count: int) -> None:
+        if self._metrics and count:
+            self._metrics.wasted_bytes.inc(count)
+
+    # What is here already
+
+    async def _copy_locals(self) -> None:
+        """Files that don't change between versions are copied from a version that is already here."""
+        if self._store is None:
+            return
+        local = [index for index in bits.indexes(self._missing) if self._store.locate(self._shards[index].digest)]
+        self._missing &= ~bits.of(local)
+        for index in local:
+            if await self._copy_local(index):
+                self._verified(index)
+            else:
+                self._missing |= 1 << index
+        self._copying = False
+        self._pulse.beat()
+
+    async def _copy_local(self, index: int) -> bool:
+        assert self._store is not None
+        location = self._store.locate(self._shards[index].digest)
+        if location is None:
+            return False
+        with self._store.reading(location.version), self._partial.writer(index) as writer:
+            with contextlib.suppress(OSError):
+                await in_thread(_copy, location.path, location.offset, writer)
+            return writer.received == writer.size and self._partial.commit(index, writer.digest)
 
 
 def _copy(path: Path, offset: int, writer: ShardWriter) -> None:

@@ -48,6 +48,12 @@ def origin(
 def relay(
     origin: Annotated[list[str], typer.Option("--origin", help="URL of an origin or another relay. May be repeated.")],
     trainer_key: TrainerKey,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--peer", help="URL of a sibling: relays that fill from one another spare the origin. Repeatable."
+        ),
+    ] = None,
     data_dir: DataDir = Path("shardcast-relay"),
     host: Host = "0.0.0.0",
     port: Port = 8601,
@@ -59,7 +65,7 @@ def relay(
     """Pass versions on. A relay can be slow or absent; it can't corrupt anything."""
     from shardcast import serve
 
-    _run(lambda: serve.serve_relay(origin, trainer_key, data_dir, host, port, keep, max_bandwidth_mbit))
+    _run(lambda: serve.serve_relay(origin, peer or [], trainer_key, data_dir, host, port, keep, max_bandwidth_mbit))
 
 
 @app.command()

@@ -8,14 +8,19 @@ _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
 
 class ShardcastMetrics:
-    """`source` is the URL that bytes came from, or `clients` for bytes that went out."""
+    """`peer` is the kind of party that bytes came from or went to: origin, relay, or client. Never an address."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.bytes_total = Counter(
             "rollswarm_shardcast_bytes",
             "Bytes of shards received and sent.",
-            ["direction", "source"],
+            ["direction", "peer"],
+            registry=self.registry,
+        )
+        self.wasted_bytes = Counter(
+            "rollswarm_shardcast_wasted_bytes",
+            "Bytes received for nothing: the loser of a race for a straggling shard, and wrong bytes.",
             registry=self.registry,
         )
         self.shard_seconds = Histogram(
@@ -31,6 +36,14 @@ class ShardcastMetrics:
             "How many versions the newest complete one here is behind the newest announced.",
             registry=self.registry,
         )
+
+    def received(self, kind: str) -> Counter:
+        """The counter of bytes that came from a kind of source."""
+        return self.bytes_total.labels("in", kind if kind in ("origin", "relay") else "origin")
+
+    def sent(self, to_relay: bool) -> Counter:
+        """The counter of bytes that went to relays or to everyone else (a relay says so itself; it proves nothing)."""
+        return self.bytes_total.labels("out", "relay" if to_relay else "client")
 
     def set_versions(self, complete: int | None, announced: int | None) -> None:
         """Set the two gauges; None is "no version yet"."""

@@ -12,6 +12,7 @@ import errno
 import hashlib
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -43,13 +44,34 @@ def disk_errors(folder: Path) -> Iterator[None]:
 class ShardWriter:
     """Writes one shard into its file and hashes it on the way, once. `received` bytes are on disk and hashed."""
 
-    def __init__(self, path: Path, offset: int, size: int) -> None:
+    def __init__(self, descriptor: int, folder: Path, offset: int, size: int) -> None:
         self.size = size
         self.received = 0
         self._offset = offset
-        self._folder = path.parent
+        self._folder = folder
         self._hash = hashlib.sha256()
-        self._descriptor = os.open(path, os.O_WRONLY)
+        self._descriptor = descriptor
+
+    @classmethod
+    def into(cls, path: Path, offset: int, size: int) -> ShardWriter:
+        """Write where the shard belongs."""
+        return cls(os.open(path, os.O_WRONLY), path.parent, offset, size)
+
+    @classmethod
+    def scratch(cls, folder: Path, size: int) -> ShardWriter:
+        """Write into a file without a name: it can't be seen, and is gone with the process."""
+        with disk_errors(folder):
+            descriptor, name = tempfile.mkstemp(dir=folder, prefix=".", suffix=".scratch")
+            Path(name).unlink()
+        return cls(descriptor, folder, 0, size)
+
+    def copy_to(self, other: ShardWriter) -> None:
+        """Write what is here into another writer, which hashes it again. Blocking."""
+        at = self._offset
+        end = at + self.received
+        while at < end and (chunk := os.pread(self._descriptor, min(end - at, _READ_BYTES), at)):
+            other.write([chunk])
+            at += len(chunk)
 
     def write(self, chunks: Sequence[bytes]) -> None:
         """Append the chunks. Raises DiskFullError. Blocking: call it from a thread."""
@@ -132,7 +154,11 @@ class PartialVersion:
     def writer(self, index: int) -> ShardWriter:
         """A writer for one shard."""
         shard = self.manifest.shards[index]
-        return ShardWriter(self.path_of(index), shard.offset, shard.size)
+        return ShardWriter.into(self.path_of(index), shard.offset, shard.size)
+
+    def scratch(self, index: int) -> ShardWriter:
+        """A writer for a second copy of a shard, which never touches the version's own files."""
+        return ShardWriter.scratch(self.folder.parent, self.manifest.shards[index].size)
 
     def commit(self, index: int, received: Digest) -> bool:
         """Mark a shard as verified if the received digest is the manifest's; says whether it was."""

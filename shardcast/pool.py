@@ -1,11 +1,13 @@
-"""The sources of one client and what it has learned of them. The choice itself is `routing.choose`."""
+"""The sources of one client and what it has learned of them. The choice itself is `selection.choose`."""
 
 from __future__ import annotations
 
 import logging
+import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from shardcast import routing
 from shardcast.routing import SourceStats
@@ -21,14 +23,12 @@ class SourcePool:
         self,
         sources: Sequence[Source],
         *,
-        explore: float,
         ban_s: float,
         rng: random.Random,
         clock: Callable[[], float],
     ) -> None:
         self._sources = {source.url: source for source in sources}
         self._stats = {source.url: SourceStats() for source in sources}
-        self._explore = explore
         self._ban_s = ban_s
         self._rng = rng
         self._clock = clock
@@ -38,10 +38,10 @@ class SourcePool:
         """What is known of each source, by URL."""
         return dict(self._stats)
 
-    def choose(self) -> Source | None:
-        """The source to ask next, or None if none is ready."""
-        name = routing.choose(self._stats, self._clock(), self._rng, self._explore)
-        return None if name is None else self._sources[name]
+    @property
+    def sources(self) -> Mapping[str, Source]:
+        """The sources by URL."""
+        return self._sources
 
     def usable(self) -> list[Source]:
         """All sources that are not banned, best first."""
@@ -90,6 +90,13 @@ class SourcePool:
             later.retry_at - now,
             fault,
             extra={"action": "retry_source", "source": source.url},
+        )
+
+    def exclude(self, source: Source) -> None:
+        """The source turned out to be the asker itself: never ask it again."""
+        stats = self._stats[source.url]
+        self._stats[source.url] = replace(
+            stats, banned_until=math.inf, last_fault=f"{source.url}: is this relay itself"
         )
 
     def report(self) -> str:

@@ -11,18 +11,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 
 from protocol.errors import SourceFault
-from protocol.manifest import Digest, Manifest, SignedEnvelope, envelope_to_json, manifest_digest
-from shardcast.catalog import Catalog, OpenShard
+from protocol.manifest import Digest, Manifest, SignedEnvelope, manifest_digest
+from shardcast.catalog import Asker, Catalog, OpenShard
 from shardcast.client import ShardcastClient
-from shardcast.download import Download
+from shardcast.have import Have
+from shardcast.incoming import Incoming
 from shardcast.metrics import ShardcastMetrics
-from shardcast.partial import DiskFullError, PartialVersion
-from shardcast.sources import Head, NotYet
-from shardcast.storage import ShardLocation, StoredVersion, VersionStore
+from shardcast.partial import DiskFullError
+from shardcast.sources import Head
+from shardcast.storage import StoredVersion, VersionStore
 
 log = logging.getLogger("shardcast")
 
@@ -32,63 +34,6 @@ _PAUSE_MAX_S = 30.0
 _MAX_INCOMING = 4  # versions being received at once
 _ABSENT_S = 30.0  # a version that upstream didn't have is not asked for again within this
 _RECENT_S = 600.0  # a version that a client asked for is kept this long
-
-
-class Incoming:
-    """One version on its way in, and the clients that wait for its shards."""
-
-    def __init__(
-        self, store: VersionStore, partial: PartialVersion, client: ShardcastClient, locked: AsyncExitStack
-    ) -> None:
-        self.partial = partial
-        self._locked = locked  # holds the store's lock, so that nobody collects what is being filled
-        self.envelope_json = envelope_to_json(partial.envelope)
-        self._store = store
-        self._index = {shard.digest: index for index, shard in enumerate(partial.manifest.shards)}
-        self._arrived: dict[int, asyncio.Event] = {}
-        self._download: Download = client.download(partial, on_shard=self._on_shard)
-        self.task: asyncio.Task[StoredVersion] | None = None  # set by who runs it
-
-    @property
-    def version(self) -> int:
-        return self.partial.manifest.policy_version
-
-    async def run(self) -> StoredVersion:
-        """Fill the version and make it visible. Raises SourceFault, DiskFullError, VersionConflict."""
-        await self._download.run()
-        return await asyncio.to_thread(self._store.finish, self.partial)
-
-    def names(self, digest: Digest) -> bool:
-        """Whether the shard belongs to this version."""
-        return digest in self._index
-
-    async def wait_shard(self, digest: Digest, wait_s: float) -> ShardLocation:
-        """Where the shard lies once it is verified. Raises NotYet after `wait_s`."""
-        index = self._index[digest]
-        if index not in self.partial.have:
-            self._download.demand(index)
-            arrived = self._arrived.setdefault(index, asyncio.Event())
-            try:
-                async with asyncio.timeout(wait_s):
-                    await arrived.wait()
-            except TimeoutError:
-                raise NotYet("the shard is on its way") from None
-            if index not in self.partial.have:
-                raise NotYet("the transfer was interrupted")
-        shard = self.partial.manifest.shards[index]
-        return ShardLocation(self.version, self.partial.path_of(index), shard.offset, shard.size)
-
-    async def close(self) -> None:
-        """Free the lock and everyone who waits."""
-        self.partial.close()
-        await self._locked.aclose()
-        for arrived in self._arrived.values():
-            arrived.set()
-
-    def _on_shard(self, index: int) -> None:
-        arrived = self._arrived.pop(index, None)
-        if arrived is not None:
-            arrived.set()
 
 
 class RelayCatalog(Catalog):
@@ -103,14 +48,16 @@ class RelayCatalog(Catalog):
         client: ShardcastClient,
         *,
         keep_last: int,
+        server_id: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(store, metrics)
+        super().__init__(store, metrics, server_id)
         self._client = client
         self._keep_last = keep_last
         self._clock = clock
         self._incoming: dict[int, Incoming] = {}
         self._absent: dict[int, float] = {}
+        self._pulling: Counter[int] = Counter()  # versions whose manifest upstream is being asked for
         self._asked: dict[int, float] = {}  # versions that were pulled through, and when they were last asked for
         self._starting = asyncio.Lock()
         self._upstream_lost_at: float | None = None
@@ -132,16 +79,35 @@ class RelayCatalog(Catalog):
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _PAUSE_MAX_S)
 
-    async def manifest_json(self, version: int) -> bytes | None:
+    async def manifest_json(self, version: int, asker: Asker = Asker.CLIENT) -> bytes | None:
         if version in self._asked:
             self._asked[version] = self._clock()
         here = await super().manifest_json(version)
         if here is not None:
             return here
-        incoming = self._incoming.get(version) or await self._pull_through(version)
+        incoming = self._incoming.get(version)
+        if incoming is None and self._may_pull(version, asker):
+            incoming = await self._pull_through(version)
         if incoming is None:
             return await super().manifest_json(version)
         return incoming.envelope_json
+
+    async def have(self, total: Digest, epoch: str, after: int, wait_s: float) -> Have | None:
+        deadline = self._clock() + wait_s
+        while True:
+            incoming = next((each for each in self._incoming.values() if each.total == total), None)
+            left = deadline - self._clock()
+            if incoming is None or self.store.holds(total):
+                known = await self.changed.wait_until(lambda: self._knows(total), max(0.0, left))
+                if self.store.holds(total) or not known or self._closed:
+                    return await super().have(total, epoch, after, 0.0)
+                continue
+            news = incoming.have(self.role, self.server_id, epoch, after)
+            if news is not None or left <= 0:
+                return news
+            await incoming.wait_news(epoch, after, left)
+            if incoming.closed and not self._knows(total):
+                return None  # the transfer broke off
 
     async def open_shard(self, digest: Digest, wait_s: float) -> OpenShard | None:
         here = await super().open_shard(digest, wait_s)
@@ -194,12 +160,24 @@ class RelayCatalog(Catalog):
         if incoming is not None and incoming.task is not None:
             await asyncio.shield(incoming.task)
 
-    async def _pull_through(self, version: int) -> Incoming | None:
-        """Begin a version that a client asks for, if it is below the head and upstream has it."""
+    def _knows(self, total: Digest) -> bool:
+        return self._closed or self.store.holds(total) or any(each.total == total for each in self._incoming.values())
+
+    def _may_pull(self, version: int, asker: Asker) -> bool:
+        """Whether upstream may be asked for a version on somebody's behalf.
+
+        Never for a sibling, and not for a relay while it is being asked for already: relays that name one another as
+        origins would else send each other looking in circles.
+        """
+        if asker is Asker.PEER or (asker is Asker.RELAY and version in self._pulling):
+            return False
         if self._head is None or version > self._head.version or len(self._incoming) >= _MAX_INCOMING:
-            return None
-        if self._absent.get(version, 0.0) > self._clock():
-            return None
+            return False
+        return self._absent.get(version, 0.0) <= self._clock()
+
+    async def _pull_through(self, version: int) -> Incoming | None:
+        """Begin a version that a client asks for, if upstream has it."""
+        self._pulling[version] += 1
         try:
             manifest, envelope = await self._client.manifest(version)
             self._asked[version] = self._clock()
@@ -208,6 +186,10 @@ class RelayCatalog(Catalog):
             self._absent[version] = self._clock() + _ABSENT_S
             log.warning("can't get version %d: %s", version, error, extra={"action": "pull", "version": version})
             return None
+        finally:
+            self._pulling[version] -= 1
+            if not self._pulling[version]:
+                del self._pulling[version]
 
     async def _begin(self, manifest: Manifest, envelope: SignedEnvelope) -> Incoming | None:
         """The version on its way in, begun if need be; None if it is already whole."""
@@ -223,6 +205,7 @@ class RelayCatalog(Catalog):
                 self._incoming[version] = incoming = Incoming(self.store, partial, self._client, locked.pop_all())
             incoming.task = asyncio.create_task(self._receive(incoming))
             incoming.task.add_done_callback(_note_outcome)
+            self.changed.beat()
             return incoming
 
     async def _receive(self, incoming: Incoming) -> StoredVersion:
@@ -232,6 +215,7 @@ class RelayCatalog(Catalog):
         finally:
             await incoming.close()
             del self._incoming[incoming.version]
+            self.changed.beat()
         log.info(
             "version %d is whole after %.1f s",
             stored.version,

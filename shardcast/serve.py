@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import signal
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from protocol.errors import UserError
 from shardcast.bandwidth import Throttle
 from shardcast.catalog import Catalog
 from shardcast.client import ShardcastClient
-from shardcast.config import ServerLimits, parse_keys, parse_source, parse_sources
+from shardcast.config import RELAY_LIMITS, ServerLimits, parse_keys, parse_source, parse_sources
 from shardcast.metrics import ShardcastMetrics
 from shardcast.origin import Origin
 from shardcast.relay import RelayCatalog
@@ -40,6 +41,7 @@ async def serve_origin(
 
 async def serve_relay(
     origins: Sequence[str],
+    peers: Sequence[str],
     trainer_keys: Sequence[str],
     data_dir: Path,
     host: str,
@@ -53,10 +55,13 @@ async def serve_relay(
     limits = ServerLimits()
     with serve_alone(data_dir):
         metrics = ShardcastMetrics()
+        own_id = secrets.token_hex(8)
         store = await asyncio.to_thread(VersionStore, data_dir, keys)
         async with (
-            ShardcastClient(sources, keys, data_dir, metrics=metrics, store=store) as client,
-            _stopping(RelayCatalog(store, metrics, client, keep_last=keep)) as catalog,
+            ShardcastClient(
+                sources, keys, data_dir, peers=peers, own_id=own_id, limits=RELAY_LIMITS, metrics=metrics, store=store
+            ) as client,
+            _stopping(RelayCatalog(store, metrics, client, keep_last=keep, server_id=own_id)) as catalog,
         ):
             app = ShardcastApp(catalog, limits, Throttle.from_mbit(max_bandwidth_mbit)).build()
             async with listening(app, host, port, limits) as url:

@@ -4,6 +4,9 @@ GET /v1/head?after=V&wait=S   200 {"version", "manifest_digest"} once the head i
 GET /v1/manifests/{version}   the signed manifest; immutable
 GET /v1/shards/{digest}       the bytes; Range, ETag, immutable. `Prefer: wait=S` lets a relay wait for them;
                               503 with `X-Shardcast: not-yet` when they didn't come in time
+GET /v1/have/{total digest}?epoch=E&after=N&wait=S
+                              200 which shards of the version are here, from the Nth of list E on (see `have`); 204 when
+                              S seconds passed without news
 GET /healthz, /metrics, /     JSON, Prometheus text, a page for people
 """
 
@@ -26,8 +29,8 @@ from aiohttp.typedefs import Middleware
 from protocol.errors import UserError
 from protocol.manifest import MAX_ENVELOPE_BYTES, MAX_VERSION, Digest, InvalidManifest
 from shardcast.bandwidth import Throttle
-from shardcast.catalog import Catalog, NotYet, OpenShard
-from shardcast.config import MIB, ServerLimits
+from shardcast.catalog import Asker, Catalog, NotYet, OpenShard
+from shardcast.config import FROM_HEADER, MIB, ServerLimits
 from shardcast.status_page import render_page
 
 log = logging.getLogger("shardcast")
@@ -35,6 +38,7 @@ log = logging.getLogger("shardcast")
 _SLICE_BYTES = MIB
 _THROTTLED_SLICE_BYTES = MIB // 8
 _IMMUTABLE = "public, max-age=31536000, immutable"
+_NO_STORE = {"Cache-Control": "no-store"}
 _PREFER_WAIT = re.compile(r"(?:^|[,;\s])wait=(\d{1,4})")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -55,31 +59,47 @@ class ShardcastApp:
         app.router.add_get("/v1/head", self._head)
         app.router.add_get("/v1/manifests/{version}", self._manifest)
         app.router.add_get("/v1/shards/{digest}", self._shard)
+        app.router.add_get("/v1/have/{digest}", self._have)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/", self._page)
         return app
 
     async def _head(self, request: web.Request) -> web.Response:
-        after_text = request.query.get("after", "")
         try:
-            after = int(after_text) if after_text else None
-            wait = float(request.query.get("wait", "0"))
-            if math.isnan(wait):  # a timer at NaN upsets the order of all timers
-                raise ValueError
+            after, wait = self._poll_of(request)
         except ValueError:
             return error_response(400, "after is a version number and wait a number of seconds")
-        head = await self.catalog.wait_head(after, min(max(wait, 0.0), self.limits.head_wait_s))
+        head = await self.catalog.wait_head(after, wait)
         if head is None:
-            return web.Response(status=204, headers={"Cache-Control": "no-store"})
+            return web.Response(status=204, headers=_NO_STORE)
         body = {"version": head.version, "manifest_digest": head.manifest_digest}
-        return web.json_response(body, headers={"Cache-Control": "no-store"})
+        return web.json_response(body, headers=_NO_STORE)
+
+    async def _have(self, request: web.Request) -> web.Response:
+        try:
+            digest = Digest(request.match_info["digest"])
+            after, wait = self._poll_of(request)
+        except (InvalidManifest, ValueError):
+            return error_response(400, "a total digest, after as a whole number and wait in seconds are due")
+        have = await self.catalog.have(digest, request.query.get("epoch", ""), max(0, after or 0), wait)
+        if have is None:
+            return web.Response(status=204, headers=_NO_STORE)
+        return web.json_response(have.to_json(), headers=_NO_STORE)
+
+    def _poll_of(self, request: web.Request) -> tuple[int | None, float]:
+        """`after` and `wait` of a long poll. Raises ValueError."""
+        after = request.query.get("after", "")
+        wait = float(request.query.get("wait", "0"))
+        if math.isnan(wait):  # a timer at NaN upsets the order of all timers
+            raise ValueError
+        return (int(after) if after else None), min(max(wait, 0.0), self.limits.head_wait_s)
 
     async def _manifest(self, request: web.Request) -> web.Response:
         version = request.match_info["version"]
         if not (version.isascii() and version.isdigit() and len(version) <= 16 and int(version) <= MAX_VERSION):
             return error_response(400, "a version is a whole number")
-        body = await self.catalog.manifest_json(int(version))
+        body = await self.catalog.manifest_json(int(version), Asker.parse(request.headers.get(FROM_HEADER, "")))
         if body is None:
             return error_response(404, f"version {version} is not here")
         return web.Response(body=body, content_type="application/json", headers={"Cache-Control": _IMMUTABLE})
@@ -135,7 +155,7 @@ class ShardcastApp:
     async def _send_file(self, request: web.Request, shard: OpenShard, start: int, stop: int) -> None:
         """Send in slices: each must be taken in time, and each waits for its share of the bandwidth."""
         loop = asyncio.get_running_loop()
-        sent = self.catalog.metrics.bytes_total.labels("out", "clients")
+        sent = self.catalog.metrics.sent(to_relay=FROM_HEADER in request.headers)
         slice_bytes = _THROTTLED_SLICE_BYTES if self.throttle else _SLICE_BYTES
         with os.fdopen(os.dup(shard.descriptor), "rb", buffering=0) as file:
             for at in range(start, stop, slice_bytes):
@@ -154,7 +174,7 @@ class ShardcastApp:
                 sent.inc(count)
 
     async def _healthz(self, request: web.Request) -> web.Response:
-        return web.json_response(self.catalog.health(), headers={"Cache-Control": "no-store"})
+        return web.json_response(self.catalog.health(), headers=_NO_STORE)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         body = self.catalog.metrics.render()

@@ -18,7 +18,9 @@ import aiohttp
 
 from protocol.errors import SourceFault
 from protocol.manifest import MAX_VERSION, Digest, InvalidManifest, SignedEnvelope, envelope_from_json
-from shardcast.config import MIB, ClientLimits
+from shardcast.config import FROM_HEADER, MIB, ClientLimits
+from shardcast.have import MAX_BYTES as MAX_HAVE_BYTES
+from shardcast.have import Have, parse_have
 
 _BATCH_BYTES = MIB
 _SOCKET_BUFFER_BYTES = MIB
@@ -66,12 +68,16 @@ def new_session(limits: ClientLimits) -> aiohttp.ClientSession:
 
 
 class Source:
-    """One origin or relay."""
+    """One origin or relay. `peer`: a sibling of the relay that asks, so it must not fetch on this relay's behalf."""
 
-    def __init__(self, url: str, session: aiohttp.ClientSession, limits: ClientLimits) -> None:
+    def __init__(
+        self, url: str, session: aiohttp.ClientSession, limits: ClientLimits, *, peer: bool = False, asker: str = ""
+    ) -> None:
         self.url = url
+        self.peer = peer
         self._session = session
         self._limits = limits
+        self._from = {FROM_HEADER: f"{'peer' if peer else 'relay'} {asker}"} if asker else {}
 
     async def head(self, after: int | None, wait_s: float) -> Head | None:
         """What the source says its head is, once it is above `after`; None if nothing came within `wait_s`.
@@ -96,6 +102,22 @@ class Source:
         except InvalidManifest as error:
             raise Misbehaved(f"{self.url}: {error}") from None
 
+    async def have(self, total: Digest, count: int, epoch: str, after: int, wait_s: float) -> Have | None:
+        """What the source has of the version of `count` shards with this total digest; None if it has no news.
+
+        Raises Unknown if the source can't say, Misbehaved, Unavailable.
+        """
+        query = {"epoch": epoch, "after": str(after), "wait": f"{wait_s:.3f}"}
+        async with self._get(f"/v1/have/{total}", wait_s, params=query) as response:
+            if response.status == 204:
+                return None
+            self._check_status(response, 200)
+            body = await self._read_small(response, MAX_HAVE_BYTES)
+        try:
+            return parse_have(body, count)
+        except ValueError as error:
+            raise Misbehaved(f"{self.url}: doesn't say which shards it has: {error}") from None
+
     async def read_shard(self, digest: Digest, size: int, offset: int, write: WriteChunks) -> None:
         """Stream bytes [offset, size) of a shard into `write`. What came before a fault has been written.
 
@@ -118,7 +140,7 @@ class Source:
         try:
             async with asyncio.timeout(wait_s + self._limits.connect_timeout_s + self._limits.read_timeout_s):
                 response = await self._session.get(
-                    self.url + path, params=params, headers=headers, allow_redirects=False
+                    self.url + path, params=params, headers={**self._from, **(headers or {})}, allow_redirects=False
                 )
         except TimeoutError:
             raise Unavailable(f"{self.url}: no answer in time") from None

@@ -131,6 +131,11 @@ class VersionStore:
         path = stored.path / stored.manifest.files[shard.file].path
         return ShardLocation(version, path, shard.offset, shard.size)
 
+    def holds(self, total: Digest) -> bool:
+        """Whether a complete version has this total digest."""
+        with self._index_lock:
+            return any(stored.manifest.total_digest == total for stored in self._versions.values())
+
     @contextlib.contextmanager
     def reading(self, version: int) -> Iterator[None]:
         """Keep a version from collection while a client reads it."""
