@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import os
 import secrets
 from dataclasses import dataclass
 
-from protocol.manifest import Digest, envelope_to_json
+from protocol.manifest import Digest, Manifest, envelope_to_json
 from shardcast.have import Have
 from shardcast.metrics import ShardcastMetrics
 from shardcast.pulse import Pulse
@@ -91,6 +92,16 @@ class Catalog:
         """The signed manifest of a version as HTTP carries it, or None if it isn't here."""
         stored = self.store.get(version)
         return None if stored is None else envelope_to_json(stored.envelope)
+
+    def manifest(self, version: int) -> Manifest | None:
+        """The manifest of a version that is here, perhaps not whole yet."""
+        stored = self.store.get(version)
+        return None if stored is None else stored.manifest
+
+    async def torrent(self, version: int) -> bytes | None:
+        """The torrent of a version that is here, if it has one."""
+        stored = self.store.get(version)
+        return None if stored is None else await asyncio.to_thread(self.store.torrents.get, version, stored.digest)
 
     async def open_shard(self, digest: Digest, wait_s: float) -> OpenShard | None:
         """The shard, or None if no manifest here names it. Raises NotYet if it doesn't come within `wait_s`."""

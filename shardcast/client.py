@@ -24,10 +24,14 @@ from shardcast.config import ClientLimits, parse_keys, parse_source, parse_sourc
 from shardcast.download import Download, OnShard
 from shardcast.metrics import ShardcastMetrics
 from shardcast.partial import PartialVersion
+from shardcast.peering import Peering, find_torrent
 from shardcast.pool import SourcePool
 from shardcast.routing import SourceStats
 from shardcast.sources import Head, Misbehaved, Source, Unavailable, Unknown, new_session
 from shardcast.storage import StoredVersion, VersionStore
+from shardcast.swarm import Swarm
+from shardcast.swarm_download import SwarmLimits
+from shardcast.torrent import Layout
 
 log = logging.getLogger("shardcast")
 
@@ -52,6 +56,7 @@ class ShardcastClient:
 
     `sources`: base URLs of relays and origins, preferred first. `pinned_keys`: the trainer's key ids.
     `peers`, `own_id`: a relay's siblings, and the id it answers with itself; it takes from them what they have.
+    `swarm`: if given, versions are swapped with other clients that do the same; it is closed with the client.
     `run_id`: if given, versions of another run are refused even when signed by a pinned key.
     Complete versions lie in `cache_dir/versions/<version>-<digest prefix>/`. Use as `async with`, or call `close`.
     """
@@ -71,6 +76,7 @@ class ShardcastClient:
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
         store: VersionStore | None = None,
+        swarm: Swarm | None = None,
     ) -> None:
         self._urls = parse_sources(sources)
         self._peers = [url for url in dict.fromkeys(map(parse_source, peers)) if url not in self._urls]
@@ -83,6 +89,7 @@ class ShardcastClient:
         self._rng = rng or random.Random()
         self._clock = clock
         self.store = store or VersionStore(Path(cache_dir), self._pinned, durable=False)
+        self._peering = Peering(swarm, self.store, self._limits, SwarmLimits()) if swarm else None
         self._manifests: dict[Digest, tuple[Manifest, SignedEnvelope]] = {}
         self._announced = -1  # the newest version that was proven to exist
         self._session: aiohttp.ClientSession | None = None
@@ -98,6 +105,8 @@ class ShardcastClient:
 
     async def close(self) -> None:
         """Close all connections."""
+        if self._peering is not None:
+            await self._peering.close()
         if self._session is not None:
             await self._session.close()
             self._session = self._pool = None
@@ -235,13 +244,31 @@ class ShardcastClient:
                     on_progress(Progress(done, total))
 
             report(0)
-            await self.download(partial, on_bytes=report).run()
+            if not await self._fill_with_peers(partial, report):
+                await self.download(partial, on_bytes=report).run()
             stored = await asyncio.to_thread(self.store.finish, partial)
+            if self._peering is not None:
+                self._peering.seed(stored)
             if on_progress:
                 on_progress(Progress(total, total))
             return stored
         finally:
             partial.close()
+
+    async def _fill_with_peers(self, partial: PartialVersion, on_bytes: Callable[[int], None]) -> bool:
+        return self._peering is not None and await self._peering.fill(
+            partial,
+            self._opened(),
+            on_shard=None,
+            on_bytes=on_bytes,
+            throttle=self._throttle,
+            metrics=self._metrics,
+        )
+
+    async def torrent(self, manifest: Manifest) -> bytes | None:
+        """The torrent that a manifest names, from whichever source has it; None if there is none."""
+        layout = Layout.of(manifest)
+        return None if layout is None else await find_torrent(manifest, layout, self._opened())
 
     async def _ask_heads(self, after: int | None, wait_s: float) -> Head | None:
         pool = self._opened()

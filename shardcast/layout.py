@@ -38,6 +38,11 @@ def incoming_folder(root: Path, version: int) -> Path:
     return root / "incoming" / str(version)
 
 
+def incoming_torrent(root: Path, version: int) -> Path:
+    """Where the trainer puts the torrent of a version for the origin that uses this root."""
+    return root / "incoming" / f"{version}.torrent"
+
+
 def version_name(version: int, digest: Digest) -> str:
     """The folder name of a version."""
     return f"{version}-{digest.short}"

@@ -60,6 +60,8 @@ class RelayCatalog(Catalog):
         self._pulling: Counter[int] = Counter()  # versions whose manifest upstream is being asked for
         self._asked: dict[int, float] = {}  # versions that were pulled through, and when they were last asked for
         self._starting = asyncio.Lock()
+        self._getting_torrent = asyncio.Lock()
+        self._absent_torrents: dict[int, float] = {}
         self._upstream_lost_at: float | None = None
 
     async def follow(self) -> None:
@@ -91,6 +93,25 @@ class RelayCatalog(Catalog):
         if incoming is None:
             return await super().manifest_json(version)
         return incoming.envelope_json
+
+    def manifest(self, version: int) -> Manifest | None:
+        incoming = self._incoming.get(version)
+        return super().manifest(version) if incoming is None else incoming.partial.manifest
+
+    async def torrent(self, version: int) -> bytes | None:
+        manifest = self.manifest(version)
+        if manifest is None:
+            return None
+        digest = manifest_digest(manifest.to_json_bytes())
+        async with self._getting_torrent:
+            torrent = await asyncio.to_thread(self.store.torrents.get, version, digest)
+            if torrent is None and self._absent_torrents.get(version, 0.0) <= self._clock():
+                torrent = await self._client.torrent(manifest)
+                if torrent is None:
+                    self._absent_torrents[version] = self._clock() + _ABSENT_S
+                else:
+                    await asyncio.to_thread(self.store.torrents.put, version, digest, torrent)
+        return torrent
 
     async def have(self, total: Digest, epoch: str, after: int, wait_s: float) -> Have | None:
         deadline = self._clock() + wait_s
@@ -230,6 +251,7 @@ class RelayCatalog(Catalog):
         now = self._clock()
         self._asked = {version: at for version, at in self._asked.items() if now - at < _RECENT_S}
         self._absent = {version: until for version, until in self._absent.items() if until > now}
+        self._absent_torrents = {version: until for version, until in self._absent_torrents.items() if until > now}
         return sorted(self._asked, key=lambda version: self._asked[version])[-_MAX_INCOMING:]
 
 

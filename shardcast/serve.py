@@ -18,6 +18,7 @@ from shardcast.client import ShardcastClient
 from shardcast.config import RELAY_LIMITS, ServerLimits, parse_keys, parse_source, parse_sources
 from shardcast.metrics import ShardcastMetrics
 from shardcast.origin import Origin
+from shardcast.peer_server import PeerService
 from shardcast.relay import RelayCatalog
 from shardcast.server import ShardcastApp, listening
 from shardcast.storage import VersionStore, serve_alone
@@ -26,7 +27,13 @@ log = logging.getLogger("shardcast")
 
 
 async def serve_origin(
-    data_dir: Path, trainer_keys: Sequence[str], host: str, port: int, keep: int, coordinator: str | None
+    data_dir: Path,
+    trainer_keys: Sequence[str],
+    host: str,
+    port: int,
+    keep: int,
+    coordinator: str | None,
+    help_peers: bool,
 ) -> None:
     """Serve a data directory as an origin. Raises UserError for a bad key or URL, a port or directory in use."""
     keys = parse_keys(trainer_keys)
@@ -34,7 +41,7 @@ async def serve_origin(
     limits = ServerLimits()
     with serve_alone(data_dir):
         store = await asyncio.to_thread(VersionStore, data_dir, keys)
-        origin = Origin(store, keys, limits=limits, keep_last=keep, coordinator=coordinator)
+        origin = Origin(store, keys, limits=limits, keep_last=keep, coordinator=coordinator, help_peers=help_peers)
         async with listening(origin.app, host, port, limits) as url:
             await _until_stopped(url, origin.catalog, origin.run())
 
@@ -48,6 +55,7 @@ async def serve_relay(
     port: int,
     keep: int,
     max_bandwidth_mbit: float | None,
+    help_peers: bool,
 ) -> None:
     """Serve a data directory as a relay. Raises UserError as `serve_origin` does."""
     sources = parse_sources(origins)
@@ -63,8 +71,11 @@ async def serve_relay(
             ) as client,
             _stopping(RelayCatalog(store, metrics, client, keep_last=keep, server_id=own_id)) as catalog,
         ):
-            app = ShardcastApp(catalog, limits, Throttle.from_mbit(max_bandwidth_mbit)).build()
-            async with listening(app, host, port, limits) as url:
+            app = ShardcastApp(catalog, limits, Throttle.from_mbit(max_bandwidth_mbit))
+            application = app.build()
+            if help_peers:
+                PeerService(app).add_to(application)
+            async with listening(application, host, port, limits) as url:
                 if url in sources:
                     raise UserError(f"{url} is this relay itself: name an origin or another relay")
                 await _until_stopped(url, catalog, catalog.follow())

@@ -1,7 +1,8 @@
 """Versions on disk, the same layout for origin, relay and client.
 
     <root>/versions/<version>-<digest prefix>/     the files of a complete version, and nothing else
-    <root>/manifests/<version>-<digest prefix>.json  its signed manifest, as it came; `.boot` if not flushed yet
+    <root>/manifests/<version>-<digest prefix>.json  its signed manifest, as it came; `.boot` if not flushed yet,
+                                                   `.torrent` its torrent, if clients may swap it
     <root>/partial/<version>-<digest prefix>/      a version being filled, with <name>.journal beside it
     <root>/incoming/<version>/                     where the trainer puts files for an origin on its machine
     <root>/names                                   which digest each number names, for ever
@@ -35,7 +36,7 @@ from protocol.manifest import (
     manifest_digest,
     open_manifest,
 )
-from shardcast.layout import check_folder, incoming_folder, version_name, version_of
+from shardcast.layout import check_folder, incoming_folder, incoming_torrent, version_name, version_of
 from shardcast.names import VersionNames
 from shardcast.partial import (
     PartialVersion,
@@ -46,6 +47,7 @@ from shardcast.partial import (
     sync_files,
     sync_folder,
 )
+from shardcast.torrent_shelf import TorrentShelf
 
 log = logging.getLogger("shardcast")
 
@@ -99,6 +101,7 @@ class VersionStore:
         for left_over in (root / "trash").iterdir():
             shutil.rmtree(left_over, ignore_errors=True)
         self.names = VersionNames(root / "names")
+        self.torrents = TorrentShelf(root / "manifests")
         self.refresh()
 
     # What is here
@@ -189,11 +192,13 @@ class VersionStore:
         with disk_errors(self.root):
             sync_files(folder, manifest)
             self._save_envelope(version_name(manifest.policy_version, digest), envelope)
+            self.torrents.adopt(incoming_torrent(self.root, manifest.policy_version), manifest, digest)
         return self._install(folder, envelope, manifest, digest)
 
     def forget_incoming(self, version: int) -> None:
         """Remove what lies in the incoming folder of a version. Blocking."""
         shutil.rmtree(incoming_folder(self.root, version), ignore_errors=True)
+        incoming_torrent(self.root, version).unlink(missing_ok=True)
 
     def refresh(self) -> None:
         """Take in what is on disk: at the start, and after another process may have added versions. Blocking."""
@@ -238,6 +243,7 @@ class VersionStore:
             self._trash(stored.path)
             self._envelope_path(stored.path.name).unlink(missing_ok=True)
             self._boot_path(stored.path.name).unlink(missing_ok=True)
+            self.torrents.remove(version, stored.digest)
             log.info("removed version %d", version, extra={"action": "collect", "version": version})
 
     def remove_stale_partials(self) -> None:

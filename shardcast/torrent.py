@@ -68,10 +68,14 @@ class Layout:
         """How many pieces there are."""
         return sum(map(self._pieces_in, self.sizes))
 
-    def pieces_of(self, shard: Shard) -> range:
-        """The pieces that make up a shard."""
-        first = self.first_pieces[shard.file] + shard.offset // self.piece_bytes
-        return range(first, first + self._pieces_in(shard.size))
+    def pieces_of(self, shards: Sequence[Shard]) -> list[range]:
+        """The pieces that make up each shard."""
+        firsts = self.first_pieces
+        found = []
+        for shard in shards:
+            first = firsts[shard.file] + shard.offset // self.piece_bytes
+            found.append(range(first, first + self._pieces_in(shard.size)))
+        return found
 
     def places(self) -> dict[int, int]:
         """Place in the torrent, padding counted, to place in the manifest."""
@@ -86,19 +90,26 @@ class Layout:
         head, tail = self._around_hashes()
         return head + piece_hashes + tail
 
+    def info_hash(self, piece_hashes: bytes) -> str:
+        """SHA-1 of the info dictionary, in hexadecimal digits."""
+        return hashlib.sha1(self.info(piece_hashes)).hexdigest()
+
     def torrent(self, piece_hashes: bytes) -> bytes:
         """The torrent file: an info dictionary and nothing else."""
         return b"d4:info" + self.info(piece_hashes) + b"e"
 
     def check(self, torrent: bytes, info_hash: str) -> None:
         """Raise InvalidTorrent unless this is exactly the torrent with that info-hash and this layout."""
-        head, tail = self._around_hashes()
-        start = len(b"d4:info") + len(head)
-        piece_hashes = torrent[start : start + self.pieces * _HASH_BYTES]
+        piece_hashes = self.hashes_in(torrent)
         if torrent != self.torrent(piece_hashes):
             raise InvalidTorrent(f"the torrent of version {self.version} doesn't have the layout of its manifest")
-        if hashlib.sha1(self.info(piece_hashes)).hexdigest() != info_hash:
+        if self.info_hash(piece_hashes) != info_hash:
             raise InvalidTorrent(f"the torrent of version {self.version} doesn't have the info-hash of its manifest")
+
+    def hashes_in(self, torrent: bytes) -> bytes:
+        """The hashes of all pieces, joined, in a torrent that passed `check`."""
+        start = len(b"d4:info") + len(self._around_hashes()[0])
+        return torrent[start : start + self.pieces * _HASH_BYTES]
 
     @property
     def torrent_size(self) -> int:

@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 
 from coordinator.client import Backoff, TrainerClient
 from protocol.errors import OurFault
-from protocol.manifest import Manifest, manifest_digest, sign_manifest
+from protocol.manifest import manifest_digest, sign_manifest
 from protocol.signing import Identity, SignedEnvelope
-from shardcast.publish import announce, build_manifest, stage
+from shardcast.publish import Described, announce, describe, stage
 
 log = logging.getLogger(__name__)
 
@@ -98,23 +98,23 @@ class Publisher:
         """The manifest digest that these weights would have as `version`."""
         with tempfile.TemporaryDirectory(dir=self._scratch()) as scratch:
             folder = Path(scratch) / "version"
-            manifest = await asyncio.to_thread(self._write, state, folder, version)
-        return str(manifest_digest(manifest.to_json_bytes()))
+            described = await asyncio.to_thread(self._write, state, folder, version)
+        return str(manifest_digest(described.manifest.to_json_bytes()))
 
     async def publish(self, state: Mapping[str, torch.Tensor], version: int) -> str:
         """Write, hash, sign, announce, serve; the manifest digest. An origin that is away is waited for."""
         with tempfile.TemporaryDirectory(dir=self._scratch()) as scratch:
             folder = Path(scratch) / "version"
-            manifest = await asyncio.to_thread(self._write, state, folder, version)
-            envelope = sign_manifest(manifest, self._identity)
+            described = await asyncio.to_thread(self._write, state, folder, version)
+            envelope = sign_manifest(described.manifest, self._identity)
             await self._client.announce(envelope)
-            await stage(folder, self._origin_data, version)
+            await stage(folder, self._origin_data, version, torrent=described.torrent)
             await self._announce_at_origin(envelope, version)
         return str(manifest_digest(envelope.payload))
 
-    def _write(self, state: Mapping[str, torch.Tensor], folder: Path, version: int) -> Manifest:
+    def _write(self, state: Mapping[str, torch.Tensor], folder: Path, version: int) -> Described:
         write_version(state, self._model_folder, folder)
-        return build_manifest(folder, run_id=self._run_id, policy_version=version, shard_bytes=self._shard_bytes)
+        return describe(folder, run_id=self._run_id, policy_version=version, shard_bytes=self._shard_bytes)
 
     async def _announce_at_origin(self, envelope: SignedEnvelope, version: int) -> None:
         """An origin that is away is waited for: generation goes on meanwhile, as far as staleness allows."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import json
 import os
 import shutil
@@ -53,7 +54,11 @@ class Version:
 
 
 Publish = Callable[[Network, Plan], Awaitable[Sample]]
-VARIANTS: dict[str, Publish] = {"full": ours.publish_once, PUBLISHED: published.publish_once}
+VARIANTS: dict[str, Publish] = {
+    "full": ours.publish_once,
+    "peers": functools.partial(ours.publish_once, peers=True),
+    PUBLISHED: published.publish_once,
+}
 
 
 def main() -> None:

@@ -27,8 +27,8 @@ class Plan:
     limit_s: float
 
 
-async def publish_once(net: Network, plan: Plan) -> Sample:
-    """Start everything, publish one version, and stop everything."""
+async def publish_once(net: Network, plan: Plan, *, peers: bool = False) -> Sample:
+    """Start everything, publish one version, and stop everything. `peers`: workers swap pieces."""
     seed = os.urandom(32)
     key = ("--trainer-key", Identity.from_seed(seed).key_id)
     async with AsyncExitStack() as stack:
@@ -48,21 +48,26 @@ async def publish_once(net: Network, plan: Plan) -> Sample:
                 number,
                 *("shardcast.main", "relay", "--origin", origin_url, "--data-dir", str(plan.scratch / host.role), *key),
                 *("--host", host.address, "--port", _RELAY_PORT),
+                *_options("--peer", [f"http://{each.address}:{_RELAY_PORT}" for each in net.relays if each != host]),
             )
             for number, host in enumerate(net.relays, start=1)
         ]
         await all_say(relays, "ready", START_S)
-        sources = [part for host in net.relays for part in ("--source", f"http://{host.address}:{_RELAY_PORT}")]
+        sources = _options("--source", [f"http://{host.address}:{_RELAY_PORT}" for host in net.relays])
         workers = [
             await start(
                 number,
                 *("benchmarks.shardcast.ours_host", "worker", *sources, *key),
-                *("--data", str(plan.scratch / host.role)),
+                *("--data", str(plan.scratch / host.role), *(["--peers"] if peers else [])),
             )
             for number, host in enumerate(net.workers, start=1 + len(net.relays))
         ]
         await all_say(workers, "ready", START_S)
         return await _measure(net, plan, seed, origin_url, origin_data, origin, relays, workers)
+
+
+def _options(name: str, values: Sequence[str]) -> list[str]:
+    return [part for value in values for part in (name, value)]
 
 
 async def _measure(

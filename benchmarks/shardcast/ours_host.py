@@ -13,7 +13,8 @@ from pathlib import Path
 from protocol.manifest import sign_manifest
 from protocol.signing import Identity
 from shardcast.client import ShardcastClient
-from shardcast.publish import announce, build_manifest, stage
+from shardcast.publish import announce, describe, stage
+from shardcast.swarm import Swarm, SwarmConfig
 
 RUN = "benchmark"
 _READY_WAIT_S = 60.0
@@ -21,7 +22,8 @@ _READY_WAIT_S = 60.0
 
 async def work(arguments: argparse.Namespace) -> None:
     """Wait for each next version, fetch it, and say when it was whole."""
-    client = ShardcastClient(arguments.source, [arguments.trainer_key], arguments.data, run_id=RUN)
+    swarm = Swarm(SwarmConfig()) if arguments.peers else None
+    client = ShardcastClient(arguments.source, [arguments.trainer_key], arguments.data, run_id=RUN, swarm=swarm)
     async with client:
         await client.head()
         print("ready", flush=True)
@@ -39,9 +41,9 @@ async def publish(arguments: argparse.Namespace) -> None:
     """Publish a folder, and say how long it took to prepare and when it was announced."""
     begin = time.monotonic()
     identity = Identity.from_seed(bytes.fromhex(arguments.seed))
-    manifest = build_manifest(arguments.folder, run_id=RUN, policy_version=arguments.version)
-    envelope = sign_manifest(manifest, identity)
-    await stage(arguments.folder, arguments.data, arguments.version, move=False)
+    described = describe(arguments.folder, run_id=RUN, policy_version=arguments.version)
+    envelope = sign_manifest(described.manifest, identity)
+    await stage(arguments.folder, arguments.data, arguments.version, move=False, torrent=described.torrent)
     announced = time.monotonic()
     await announce(arguments.origin, envelope)
     print(f"announced {announced} {announced - begin}", flush=True)
@@ -54,6 +56,7 @@ def main() -> None:
     worker.add_argument("--source", action="append")
     worker.add_argument("--trainer-key")
     worker.add_argument("--data", type=Path)
+    worker.add_argument("--peers", action="store_true")
     worker.set_defaults(run=work)
     publisher = roles.add_parser("publish")
     publisher.add_argument("--origin")
