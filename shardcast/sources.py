@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -165,13 +167,20 @@ class Source:
         body = json.dumps({"port": port}).encode("ascii")
         async with self._get(f"/v1/peers/{version}", 0.0, method="POST", data=body) as response:
             self._check_status(response, 200)
-            connection = response.connection
-            name = connection.transport.get_extra_info("peername") if connection and connection.transport else None
             answer = await self._read_small(response, _PEERS_MAX_BYTES)
         try:
-            return parse_peers(answer, name[0] if name else "")
+            return parse_peers(answer, await self._address())
         except ValueError as error:
             raise Misbehaved(f"{self.url}: doesn't name peers: {error}") from None
+
+    async def _address(self) -> str:
+        """Where the source is, as far as the resolver says; empty if it doesn't."""
+        parts = urlsplit(self.url)
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_STREAM)
+        except OSError:
+            return ""
+        return str(found[0][4][0])
 
     @asynccontextmanager
     async def next_shard(self, version: int, wanted: int, count: int, wait_s: float) -> AsyncIterator[Offer]:

@@ -125,6 +125,8 @@ class SwarmDownload:
                 raise PeersUseless(f"libtorrent gave up: {self._member.error}")
             if len(self._unhelpful) == len(self._pool.sources):
                 raise PeersUseless("no source helps peers")
+            if self._pool.next_ready() is None and self._stalled:
+                raise SourceFault(f"every source was dropped: {self._pool.report()}")
             if self._clock() - self._last_byte > self._limits.deadline_s:
                 raise SourceFault(f"no byte came for {self._limits.deadline_s:.0f} s: {self._pool.report()}")
             await self._pulse.wait_until(lambda: len(self._partial.have) == len(self._shards), _IDLE_S)
@@ -173,6 +175,7 @@ class SwarmDownload:
     async def _feed(self, source: Source, feed: _Feed, chunks: list[bytes]) -> None:
         self._last_byte = self._clock()
         for piece, data in feed.take(chunks):
+            data = self._member.layout.padded(piece, data)
             if await asyncio.to_thread(_sha1, data) != self._hashes[20 * piece : 20 * piece + 20]:
                 raise Misbehaved(f"{source.url}: served wrong bytes for piece {piece}")
             self._ours.add(piece)
@@ -187,12 +190,15 @@ class SwarmDownload:
         """What to ask of a server: shards that no peer has, of the server's own share first."""
         self._look()
         missing = bits.of(self._waiting) & ~self._taken
-        stalled = self._clock() - self._last_peer_piece > self._swarm_limits.stall_s
-        wanted = missing if stalled else missing & self._lone
+        wanted = missing if self._stalled else missing & self._lone
         own_id = self._ids.get(source.url)
         if own_id is None or source.url in self._widened:
             return wanted
         return wanted & slice_of(self._ids.values(), own_id, len(self._shards)) or wanted
+
+    @property
+    def _stalled(self) -> bool:
+        return self._clock() - self._last_peer_piece > self._swarm_limits.stall_s
 
     def _look(self) -> None:
         """Which shards no connected peer has a piece of; looked at now and then."""
@@ -219,7 +225,8 @@ class SwarmDownload:
             size = self._member.layout.piece_bytes
             for number, piece in enumerate(self._pieces[index]):
                 self._ours.add(piece)
-                self._member.add_piece(piece, data[number * size : (number + 1) * size])
+                own = data[number * size : (number + 1) * size]
+                self._member.add_piece(piece, self._member.layout.padded(piece, own))
 
     # From the peers
 

@@ -77,6 +77,10 @@ class Layout:
             found.append(range(first, first + self._pieces_in(shard.size)))
         return found
 
+    def padded(self, piece: int, data: bytes) -> bytes:
+        """A piece's bytes as BitTorrent has them: where a file ends within it, with the zeros up to the next."""
+        return data if piece == self.pieces - 1 else data.ljust(self.piece_bytes, b"\0")
+
     def places(self) -> dict[int, int]:
         """Place in the torrent, padding counted, to place in the manifest."""
         found, at = {}, 0
