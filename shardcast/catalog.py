@@ -99,7 +99,7 @@ class Catalog:
         return None if stored is None else stored.manifest
 
     async def torrent(self, version: int) -> bytes | None:
-        """The torrent of a version that is here, if it has one."""
+        """The torrent of a version that is here, if it has one. Raises NotYet while it is on its way."""
         stored = self.store.get(version)
         return None if stored is None else await asyncio.to_thread(self.store.torrents.get, version, stored.digest)
 

@@ -84,7 +84,10 @@ class PeerService:
         version = _version(request)
         if version is None or self._catalog.manifest(version) is None:
             return _not_yet()
-        body = await self._catalog.torrent(version)
+        try:
+            body = await self._catalog.torrent(version)
+        except NotYet:
+            return _not_yet()
         if body is None:
             return error_response(404, "there is no torrent of this version here")
         headers = {"Cache-Control": IMMUTABLE, "Content-Type": "application/x-bittorrent"}

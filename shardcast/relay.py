@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
+from typing import Any
 
 from protocol.errors import SourceFault
 from protocol.manifest import Digest, Manifest, SignedEnvelope, manifest_digest
@@ -23,7 +24,7 @@ from shardcast.have import Have
 from shardcast.incoming import Incoming
 from shardcast.metrics import ShardcastMetrics
 from shardcast.partial import DiskFullError
-from shardcast.sources import Head
+from shardcast.sources import Head, NotYet
 from shardcast.storage import StoredVersion, VersionStore
 
 log = logging.getLogger("shardcast")
@@ -49,19 +50,20 @@ class RelayCatalog(Catalog):
         *,
         keep_last: int,
         server_id: str | None = None,
+        help_peers: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(store, metrics, server_id)
         self._client = client
         self._keep_last = keep_last
+        self._help_peers = help_peers
         self._clock = clock
         self._incoming: dict[int, Incoming] = {}
         self._absent: dict[int, float] = {}
         self._pulling: Counter[int] = Counter()  # versions whose manifest upstream is being asked for
         self._asked: dict[int, float] = {}  # versions that were pulled through, and when they were last asked for
         self._starting = asyncio.Lock()
-        self._getting_torrent = asyncio.Lock()
-        self._absent_torrents: dict[int, float] = {}
+        self._getting_torrent: dict[int, asyncio.Task[None]] = {}
         self._upstream_lost_at: float | None = None
 
     async def follow(self) -> None:
@@ -102,16 +104,10 @@ class RelayCatalog(Catalog):
         manifest = self.manifest(version)
         if manifest is None:
             return None
-        digest = manifest_digest(manifest.to_json_bytes())
-        async with self._getting_torrent:
-            torrent = await asyncio.to_thread(self.store.torrents.get, version, digest)
-            if torrent is None and self._absent_torrents.get(version, 0.0) <= self._clock():
-                torrent = await self._client.torrent(manifest)
-                if torrent is None:
-                    self._absent_torrents[version] = self._clock() + _ABSENT_S
-                else:
-                    await asyncio.to_thread(self.store.torrents.put, version, digest, torrent)
-        return torrent
+        here = await asyncio.to_thread(self.store.torrents.get, version, manifest_digest(manifest.to_json_bytes()))
+        if here is None and version in self._getting_torrent:
+            raise NotYet("the torrent is on its way")
+        return here
 
     async def have(self, total: Digest, epoch: str, after: int, wait_s: float) -> Have | None:
         deadline = self._clock() + wait_s
@@ -168,7 +164,8 @@ class RelayCatalog(Catalog):
     async def stop(self) -> None:
         """End all transfers; what was verified stays on disk."""
         self.close()
-        tasks = [each.task for each in self._incoming.values() if each.task]
+        tasks: list[asyncio.Task[Any]] = [each.task for each in self._incoming.values() if each.task]
+        tasks += self._getting_torrent.values()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -224,10 +221,24 @@ class RelayCatalog(Catalog):
                 await locked.enter_async_context(self.store.lock(version, manifest_digest(envelope.payload)))
                 partial = await asyncio.to_thread(self.store.open_partial, envelope, manifest)
                 self._incoming[version] = incoming = Incoming(self.store, partial, self._client, locked.pop_all())
+            if self._help_peers:
+                # Asked for now, so that clients are answered from what is here, and relays never send each other looking.
+                self._getting_torrent[version] = asyncio.create_task(self._get_torrent(manifest))
             incoming.task = asyncio.create_task(self._receive(incoming))
             incoming.task.add_done_callback(_note_outcome)
             self.changed.beat()
             return incoming
+
+    async def _get_torrent(self, manifest: Manifest) -> None:
+        try:
+            torrent = await self._client.torrent(manifest)
+            if torrent is not None:
+                digest = manifest_digest(manifest.to_json_bytes())
+                await asyncio.to_thread(self.store.torrents.put, manifest.policy_version, digest, torrent)
+        except (SourceFault, DiskFullError) as error:
+            log.warning("no torrent of version %d: %s", manifest.policy_version, error, extra={"action": "torrent"})
+        finally:
+            del self._getting_torrent[manifest.policy_version]
 
     async def _receive(self, incoming: Incoming) -> StoredVersion:
         begin = self._clock()
@@ -251,7 +262,6 @@ class RelayCatalog(Catalog):
         now = self._clock()
         self._asked = {version: at for version, at in self._asked.items() if now - at < _RECENT_S}
         self._absent = {version: until for version, until in self._absent.items() if until > now}
-        self._absent_torrents = {version: until for version, until in self._absent_torrents.items() if until > now}
         return sorted(self._asked, key=lambda version: self._asked[version])[-_MAX_INCOMING:]
 
 

@@ -69,7 +69,9 @@ async def serve_relay(
             ShardcastClient(
                 sources, keys, data_dir, peers=peers, own_id=own_id, limits=RELAY_LIMITS, metrics=metrics, store=store
             ) as client,
-            _stopping(RelayCatalog(store, metrics, client, keep_last=keep, server_id=own_id)) as catalog,
+            _stopping(
+                RelayCatalog(store, metrics, client, keep_last=keep, server_id=own_id, help_peers=help_peers)
+            ) as catalog,
         ):
             app = ShardcastApp(catalog, limits, Throttle.from_mbit(max_bandwidth_mbit))
             application = app.build()
