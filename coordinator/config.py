@@ -101,7 +101,7 @@ class EnvironmentSection(_Section):
 
 
 class VerificationSection(_Section):
-    """How rollouts are verified. `thresholds`: see coordinator.verification.thresholds."""
+    """How rollouts are verified. `thresholds_file`: what `coordinator calibrate` wrote; or `thresholds`, the same in place."""
 
     audit_fraction: float = Field(1.0, gt=0, le=1)
     max_strikes: int = Field(3, ge=1)
@@ -111,6 +111,13 @@ class VerificationSection(_Section):
     claim_term_s: float = Field(120.0, gt=0)
     threads: int = Field(1, ge=1)
     thresholds: dict[str, Any] = {}
+    thresholds_file: Path | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> VerificationSection:
+        if self.thresholds and self.thresholds_file is not None:
+            raise ValueError("thresholds and thresholds_file are both given: keep one")
+        return self
 
 
 class ServerSection(_Section):
@@ -178,6 +185,7 @@ def load_run_file(path: Path) -> RunFile:
 def _resolve(run_file: RunFile, folder: Path) -> RunFile:
     """Make relative paths relative to the run file's folder."""
     database = run_file.run.database
+    thresholds_file = run_file.verification.thresholds_file
     prefix = "sqlite+aiosqlite:///"
     if database.startswith(prefix) and not database.startswith(prefix + "/"):
         database = prefix + str(folder / database.removeprefix(prefix))
@@ -185,6 +193,9 @@ def _resolve(run_file: RunFile, folder: Path) -> RunFile:
         update={
             "run": run_file.run.model_copy(update={"database": database}),
             "model": run_file.model.model_copy(update={"path": folder / run_file.model.path}),
+            "verification": run_file.verification.model_copy(
+                update={"thresholds_file": thresholds_file and folder / thresholds_file}
+            ),
         }
     )
 

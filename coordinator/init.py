@@ -44,6 +44,7 @@ max_tokens = 8
 [verification]
 audit_fraction = 1.0
 max_strikes = 3
+thresholds_file = "calibration/thresholds.toml"  # `coordinator calibrate` writes it
 
 [server]
 host = "127.0.0.1"

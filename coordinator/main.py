@@ -1,4 +1,4 @@
-"""`coordinator init | serve | verify | ban | pardon | pause | resume`. Imports nothing heavy until a command runs."""
+"""`coordinator init | calibrate | serve | verify | ban | pardon | pause | resume`. Commands import what is heavy."""
 
 from __future__ import annotations
 
@@ -38,6 +38,46 @@ def init(
 
     path = init_run(folder, name=name, model=model, relays=tuple(relay or ()))
     typer.echo(f"wrote {path}: look at it, then `coordinator serve --config {path}`")
+
+
+@app.command()
+def calibrate(
+    config: ConfigPath,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder for thresholds and evidence; `calibration` beside the run file."),
+    ] = None,
+    rollouts: Annotated[int, typer.Option("--rollouts", min=16, help="Honest rollouts of each engine setting.")] = 256,
+    false_bans: Annotated[
+        float, typer.Option("--false-bans", min=1e-9, max=0.5, help="Most false bans per honest worker and month.")
+    ] = 1e-3,
+    rollouts_per_month: Annotated[
+        float, typer.Option("--rollouts-per-month", min=1, help="What a busy worker hands in within a month.")
+    ] = 100_000,
+    kv_cache_gib: Annotated[
+        float | None, typer.Option("--kv-cache-gib", help="Of each engine; vLLM's if not given.")
+    ] = None,
+    compiled: Annotated[bool, typer.Option("--compiled", help="Also calibrate on a compiled engine.")] = False,
+    device: Annotated[str, typer.Option("--device", help="Where the prefill runs.")] = "cpu",
+) -> None:
+    """Measure how far honest rollouts of the run's model are from our prefill, and write the run's thresholds."""
+    from coordinator.calibration.run import Bound, Options, calibrate
+    from coordinator.config import load_run_file
+
+    set_up_logging()
+    folder = out or config.resolve().parent / "calibration"
+    fitted = calibrate(
+        load_run_file(config),
+        folder,
+        Bound(false_bans, rollouts_per_month),
+        Options(rollouts, kv_cache_gib, compiled, device),
+        lambda line: typer.echo(line),
+    )
+    rejected = sum(fitted.exceeded.values())
+    typer.echo(
+        f"fitted on {fitted.calibrated_on} comparisons; {rejected} of {fitted.tried_on} others exceed a threshold"
+    )
+    typer.echo(f"wrote {folder / 'thresholds.toml'}: name it as thresholds_file in [verification]")
 
 
 @app.command()

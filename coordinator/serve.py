@@ -25,6 +25,7 @@ from coordinator.store import versions
 from coordinator.store.database import Database
 from coordinator.store.run import Run
 from coordinator.tokenizer import RunTokenizer
+from coordinator.verification.thresholds import thresholds_of
 from environments.registry import make_environment
 from protocol.errors import UserError
 from protocol.signing import Identity
@@ -53,7 +54,8 @@ async def serve(
     stop: asyncio.Event,
     on_ready: Callable[[Addresses], None],
 ) -> None:
-    """Serve until `stop` is set. Raises UserError if a port, the model or the database can't be used."""
+    """Serve until `stop` is set. Raises UserError if a port, the model, the thresholds or the database can't be used."""
+    thresholds_of(run_file.verification)  # only verifiers use them, but without them nothing could ever be verified
     vocab_size, hidden_size = model_shape(run_file.model.path)
     await upgrade(run_file.run.database)
     db = Database.open(run_file.run.database)

@@ -60,6 +60,8 @@ class Demo:
             # Six processes share these cores: a thread that spins or is bound to a core stands in another's way.
             "OMP_WAIT_POLICY": "PASSIVE",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            # vLLM's model runs in its engine's process, not in one more, which would poll for work even when idle.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         }
         with Processes(self._folder / "logs", environment) as processes:
             before = self._start_evaluation(processes, "before", self._model)

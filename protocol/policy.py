@@ -28,7 +28,7 @@ def oldest_admissible(trainer_version: int, max_staleness: int) -> int:
 
 
 def capacity(max_staleness: int, batch_samples: int) -> int:
-    """How many samples may be outstanding: leased, or received and not yet consumed.
+    """How many samples may be outstanding: leased, or received and not yet trained on (those of the running step too).
 
     More than (max_staleness + 1) · batch could only become stale before the trainer gets to it.
     """

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from coordinator.calibration.report import to_toml
+from coordinator.verification.thresholds import DEFAULTS
 from demo.presets import Ports
 from demo.processes import Process, Processes
 from protocol import keyfile
@@ -22,14 +24,15 @@ READY_S = 90.0
 class Network:
     """Starts roles by name; state lives in `folder`. Use as a context: leaving it stops what it started."""
 
-    def __init__(self, folder: Path, *, versions: int = 4, settings: str = "", thresholds: str = "") -> None:
+    def __init__(self, folder: Path, *, versions: int = 4, settings: str = "") -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.ports = Ports.free()
         self.model = build_tiny_model(folder / "model")
         self.trainer_key = keyfile.load_or_create(folder / "trainer.key")[0].key_id
         self.config = folder / "run.toml"
-        self.config.write_text(self._run_file(versions, settings, thresholds))
+        self.config.write_text(self._run_file(versions, settings))
+        (folder / "thresholds.toml").write_text(to_toml(DEFAULTS))
         self.url = f"http://127.0.0.1:{self.ports.http}"
         self._processes = Processes(
             folder / "logs",
@@ -51,7 +54,7 @@ class Network:
     def __exit__(self, *error: object) -> None:
         self._processes.__exit__(*error)
 
-    def _run_file(self, versions: int, settings: str, thresholds: str) -> str:
+    def _run_file(self, versions: int, settings: str) -> str:
         return f"""
 [run]
 name = "test"
@@ -78,7 +81,7 @@ max_tokens = 12
 [verification]
 max_strikes = 3
 claim_term_s = 10.0
-{thresholds}
+thresholds_file = "thresholds.toml"
 [server]
 grpc_port = {self.ports.grpc}
 http_port = {self.ports.http}

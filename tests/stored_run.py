@@ -100,6 +100,12 @@ class StoredRun:
 
     # What a worker does
 
+    async def step(self, batch: int = 0, version: int = 0, trained: Sequence[str] = ()) -> None:
+        """The trainer reports that it stepped on this batch."""
+        await self.feeding.report(
+            batch=batch, trainer_version=version, optimizer_steps=batch + 1, metrics={}, dropped={}, trained=trained
+        )
+
     async def join(self, *identities: Identity) -> None:
         async with self.db.write() as connection:
             for identity in identities:

@@ -83,8 +83,17 @@ async def get(connection: AsyncConnection, rollout_id: str) -> Row | None:
 
 
 async def count_unconsumed(connection: AsyncConnection) -> int:
-    """Received and neither served to the trainer nor refused."""
-    return int((await connection.execute(select(func.count()).where(t.rollouts.c.state.in_(UNCONSUMED)))).scalar_one())
+    """Received and neither refused nor trained on. A batch that the trainer is still stepping on counts: until that
+    step is reported the version stays, and what is generated beyond the batches to come could only become stale."""
+    stepping = t.consumptions.c.batch.not_in(select(t.steps.c.batch))
+    waiting = select(func.count()).select_from(t.rollouts).where(t.rollouts.c.state.in_(UNCONSUMED))
+    served = (
+        select(func.count())
+        .select_from(t.consumptions.join(t.rollouts, t.rollouts.c.rollout_id == t.consumptions.c.rollout_id))
+        .where(t.rollouts.c.state == "served", stepping)
+    )
+    counted = await connection.execute(select(waiting.scalar_subquery() + served.scalar_subquery()))
+    return int(counted.scalar_one())
 
 
 async def claim(

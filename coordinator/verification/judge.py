@@ -18,7 +18,7 @@ from coordinator.store.rollouts import PendingRollout
 from coordinator.verification.checks import Claim, run_checks
 from coordinator.verification.prefill import PrefillResult
 from coordinator.verification.resident import PrefillRequest, ResidentModels, prefill_rollouts
-from coordinator.verification.thresholds import DEFAULTS, Thresholds
+from coordinator.verification.thresholds import thresholds_of
 from environments.sandbox import Scorer
 from protocol.errors import OurFault, RollswarmError, SourceFault, UserError
 from protocol.rollout import Author, Outcome, RejectionReason, SamplingParams, Task, Verdict, VersionSpan
@@ -56,9 +56,7 @@ class Judge:
         self._sampling = run_file.sampling
         self._environments = {section.name: section for section in run_file.environments}
         self._vocab_size, self._hidden_size = model_shape(run_file.model.path)
-        self._thresholds = DEFAULTS
-        if self._settings.thresholds:
-            self._thresholds = Thresholds.from_mapping(self._settings.thresholds)
+        self._thresholds = thresholds_of(self._settings)
         self._folders: dict[str, Path] = {}
         self._models = self._resident(getattr(torch, self._settings.dtype), self._settings.resident_versions, device)
         self._exact_models = self._resident(torch.float32, 1, device)

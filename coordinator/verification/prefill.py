@@ -3,9 +3,10 @@
 For every completion token t: the last hidden state that produced it (input of the LM head, bf16), the claimed token's
 log-probability and the entropy of the distribution sampled from (logits / temperature), and the seed replay's margin.
 
-A forward has two parts. The distinct prompts of a batch, all but their last token, fill a KV cache once; then each row
-is (last prompt token, completion without its last token), so that its T outputs are exactly the T positions wanted, and
-attends to its prompt's rows of the cache. The LM head sees only wanted positions, a bounded number at a time.
+Short rollouts are packed into rows, each prompt once (`layout`). For long ones a forward has two parts: the distinct
+prompts of a batch, all but their last token, fill a KV cache once; then each row is (last prompt token, completion without
+its last token), so that its T outputs are exactly the T positions wanted, and attends to its prompt's rows of the cache.
+The LM head sees only wanted positions, a bounded number at a time.
 
 Shapes: B rollouts of a batch, Q distinct prompts, P prompt tokens less one, T completion tokens, N measured positions,
 D hidden size, V vocabulary.
@@ -13,44 +14,32 @@ D hidden size, V vocabulary.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from coordinator.verification.layout import (
+    PACKED_TOKENS_MAX,
+    ROW_TOKENS,
+    Packed,
+    PrefillItem,
+    pad,
+    plan_packed,
+    plan_padded,
+)
 from coordinator.verification.replay import replay
 from coordinator.verification.weights import State, build_module, put_state, read_state
 
 if TYPE_CHECKING:
-    from transformers import Cache
+    from transformers import Cache, PreTrainedModel
 
 DEFAULT_TOKEN_BUDGET = 16_384
 DEFAULT_LOGITS_BYTES = 32 << 20
-# A batch is as wide as its longest completion: beyond this multiple of its shortest (and a few tokens that cost less than
-# another forward would), a new batch begins.
-_PADDED_MAX = 1.5
-_PADDED_FREE = 2
-_BUCKET_GROWTH = 1.25  # rollouts whose lengths differ by less share a batch: bounds padding to a quarter
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillItem:
-    """What one version has to say about completion tokens [first, T), given the prompt and all tokens before them.
-
-    `key` is unique within a call. `seed`: 63-bit. Prompt and completion have at least one token each.
-    """
-
-    key: Hashable
-    prompt_token_ids: tuple[int, ...]
-    completion_token_ids: tuple[int, ...]
-    seed: int
-    temperature: float
-    first: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,6 +97,12 @@ class PrefillModel:
         self._device = device
         self._token_budget = token_budget
         self._head_rows = max(1, logits_bytes // (4 * self.vocab_size))
+        self._packs = takes_packed_rows(self._module.config)
+
+    @property
+    def module(self) -> PreTrainedModel:
+        """The transformers module that computes."""
+        return self._module
 
     @property
     def vocab_size(self) -> int:
@@ -133,10 +128,14 @@ class PrefillModel:
         """Measure all items, in their order. Raises ValueError for an item that no form check would have let through."""
         for item in items:
             self._validate(item)
+        short = {i for i, item in enumerate(items) if self._packs and item.fed_tokens <= PACKED_TOKENS_MAX}
+        long = [i for i in range(len(items)) if i not in short]
         results: dict[int, PrefillResult] = {}
-        for batch in plan_batches(items, self._token_budget):
-            measured = self._measure_batch([items[index] for index in batch])
-            results.update(zip(batch, measured, strict=True))
+        for packed in plan_packed(items, sorted(short), self._token_budget):
+            measured = self._measure_packed([items[index] for index in packed.items], packed)
+            results.update(zip(packed.items, measured, strict=True))
+        for batch in plan_padded(items, long, self._token_budget):
+            results.update(zip(batch, self._measure_padded([items[index] for index in batch]), strict=True))
         return [results[index] for index in range(len(items))]
 
     def _validate(self, item: PrefillItem) -> None:
@@ -147,8 +146,21 @@ class PrefillModel:
             raise ValueError(f"item {item.key!r} has a token outside the vocabulary of {self.vocab_size}")
 
     @torch.inference_mode()
-    def _measure_batch(self, items: list[PrefillItem]) -> list[PrefillResult]:
-        hidden_ND = self._hidden(items)
+    def _measure_packed(self, items: list[PrefillItem], packed: Packed) -> list[PrefillResult]:
+        hidden_RLD = self._module.get_decoder()(  # type: ignore[operator]
+            input_ids=packed.ids_RL.to(self._device),
+            attention_mask=packed.allowed().to(self._device),
+            position_ids=packed.position_RL.to(self._device),
+            use_cache=False,
+        ).last_hidden_state
+        return self._results(items, hidden_RLD.flatten(0, 1)[packed.source_N.to(self._device)])
+
+    @torch.inference_mode()
+    def _measure_padded(self, items: list[PrefillItem]) -> list[PrefillResult]:
+        return self._results(items, self._hidden(items))
+
+    def _results(self, items: list[PrefillItem], hidden_ND: torch.Tensor) -> list[PrefillResult]:
+        """What N hidden states say, item after item."""
         measured = self._measure_rows(hidden_ND, _claims(items, self._device))
         bits_ND = hidden_ND.to(torch.bfloat16).view(torch.int16).cpu().numpy().view(np.uint16)
         counts = [len(item.completion_token_ids) - item.first for item in items]
@@ -157,14 +169,14 @@ class PrefillModel:
         return [PrefillResult(*parts) for parts in zip(*columns, strict=True)]
 
     def _hidden(self, items: list[PrefillItem]) -> torch.Tensor:
-        """[N, D] last hidden states of the measured positions, item after item."""
+        """[N, D] last hidden states of the measured positions of a padded batch, item after item."""
         prompts = {item.prompt_token_ids: None for item in items}
         row_of = {prompt: row for row, prompt in enumerate(prompts)}
         cache = self._prompt_cache([prompt[:-1] for prompt in prompts])
         if cache is not None:
             rows_B = torch.tensor([row_of[item.prompt_token_ids] for item in items], device=self._device)
             cache.batch_select_indices(rows_B)
-        ids_BT, lengths_B = _pad([item.prompt_token_ids[-1:] + item.completion_token_ids[:-1] for item in items])
+        ids_BT, lengths_B = pad([item.prompt_token_ids[-1:] + item.completion_token_ids[:-1] for item in items])
         past_B = torch.tensor([len(item.prompt_token_ids) - 1 for item in items])
         steps_T = torch.arange(ids_BT.shape[1])
         real_BT = steps_T < lengths_B[:, None]
@@ -187,7 +199,7 @@ class PrefillModel:
         """
         if not any(prompts):
             return None
-        ids_QP, _ = _pad(prompts)
+        ids_QP, _ = pad(prompts)
         decoder = self._module.get_decoder()
         return decoder(input_ids=ids_QP.to(self._device), use_cache=True).past_key_values  # type: ignore[operator]
 
@@ -202,38 +214,11 @@ class PrefillModel:
         return [torch.cat(column).cpu().numpy() for column in zip(*blocks, strict=True)]
 
 
-def plan_batches(items: Sequence[PrefillItem], token_budget: int) -> list[list[int]]:
-    """Indices of items per forward: similar lengths together, then equal prompts; rows times width within the budget.
-
-    An item that is larger than the budget gets a forward of its own.
-    """
-
-    def order(index: int) -> tuple[int, tuple[int, ...], int]:
-        item = items[index]
-        length = len(item.completion_token_ids)
-        return int(math.log(length, _BUCKET_GROWTH)), item.prompt_token_ids, length
-
-    return list(_fill(sorted(range(len(items)), key=order), items, token_budget))
-
-
-def _fill(order: list[int], items: Sequence[PrefillItem], token_budget: int) -> Iterator[list[int]]:
-    batch: list[int] = []
-    prompt_width = completion_width = 0
-    for index in order:
-        prompt = len(items[index].prompt_token_ids)
-        completion = len(items[index].completion_token_ids)
-        width = max(prompt_width, prompt) + max(completion_width, completion)
-        # The order ascends: a batch's first completion is its shortest, up to a bucket.
-        padded = batch and completion > _PADDED_MAX * len(items[batch[0]].completion_token_ids) + _PADDED_FREE
-        if batch and (padded or (len(batch) + 1) * width > token_budget):
-            yield batch
-            batch = []
-            prompt_width = completion_width = 0
-        prompt_width = max(prompt_width, prompt)
-        completion_width = max(completion_width, completion)
-        batch.append(index)
-    if batch:
-        yield batch
+def takes_packed_rows(config: Any) -> bool:
+    """Whether a model computes the same under a mask of our own: attention alone, and no window narrower than a row."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    window = getattr(config, "sliding_window", None)
+    return kinds <= {"full_attention", "sliding_attention"} and (window is None or window >= ROW_TOKENS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -281,10 +266,3 @@ def _measure(logits_NV: torch.Tensor, claims: _Claims, block: slice) -> tuple[to
     logprobs_N = scores_NV.gather(1, tokens_N[:, None])[:, 0]
     entropies_N = -(probs_NV.mul_(scores_NV)).sum(dim=-1)
     return logprobs_N, entropies_N, drawn.margins_N, drawn.winners_N
-
-
-def _pad(sequences: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Right-padded ids with their true lengths."""
-    width = max(len(sequence) for sequence in sequences)
-    padded = [sequence + (0,) * (width - len(sequence)) for sequence in sequences]
-    return torch.tensor(padded, dtype=torch.int64), torch.tensor([len(sequence) for sequence in sequences])

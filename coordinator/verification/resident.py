@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from coordinator.verification.prefill import PrefillItem, PrefillModel, PrefillResult
+from coordinator.verification.layout import PrefillItem
+from coordinator.verification.prefill import PrefillModel, PrefillResult
 from coordinator.verification.weights import State
 from protocol.errors import OurFault, RollswarmError
 from protocol.rollout import VersionSpan

@@ -17,9 +17,12 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from protocol.errors import UserError
+
+if TYPE_CHECKING:
+    from coordinator.config import VerificationSection
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,19 @@ def _number(value: Any, kind: str, where: str) -> Any:
     if not math.isfinite(value) or (value < 0 and not where.endswith("eos_logprob_min")):
         raise UserError(f"{where} must be finite and not negative (got {value!r:.40})")
     return value if kind == "int" else float(value)
+
+
+def thresholds_of(settings: VerificationSection) -> Thresholds:
+    """A run's thresholds. Raises UserError if it has none, or they can't be read: a run never starts on guesses."""
+    file = settings.thresholds_file
+    if file is not None and file.exists():
+        return Thresholds.from_toml(file)
+    if settings.thresholds:
+        return Thresholds.from_mapping(settings.thresholds)
+    lacking = "[verification] names no thresholds" if file is None else f"there are no thresholds in {file} yet"
+    raise UserError(
+        f"{lacking}: `coordinator calibrate --config RUN_FILE` measures them; name its file as thresholds_file"
+    )
 
 
 DEFAULTS = Thresholds(

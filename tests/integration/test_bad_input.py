@@ -141,12 +141,13 @@ def test_an_unknown_loss_and_advantage(network: Network) -> None:
     _one_line(_run("trainer.main", "run", "--config", str(network.config)), "advantage", "best")
 
 
-def test_init_makes_a_folder_that_serve_accepts_and_never_overwrites(tmp_path: Path) -> None:
+def test_init_makes_a_folder_that_wants_calibration_and_is_never_overwritten(tmp_path: Path) -> None:
     model = build_tiny_model(tmp_path / "model")
     folder = tmp_path / "run"
     made = _run("coordinator.main", "init", str(folder), "--model", str(model))
     assert made.returncode == 0, made.stderr
     assert (folder / "trainer.key").stat().st_mode & 0o777 == 0o600
+    _one_line(_run("coordinator.main", "serve", "--config", str(folder / "run.toml")), "coordinator calibrate")
     _one_line(_run("coordinator.main", "init", str(folder), "--model", str(model)), "exists")
     _one_line(_run("coordinator.main", "init", str(tmp_path / "other"), "--model", str(tmp_path)), "config.json")
 

@@ -159,11 +159,20 @@ class VllmEngine:
         engine, self._engine = self._engine, None
         log, self._log = self._log, None
         if engine is not None:
+            await self._end_output(engine)
             await asyncio.to_thread(engine.shutdown, _SHUTDOWN_SECONDS)
             # Its destructor shuts it down once more, and fails if the interpreter is on its way out by then.
             engine.shutdown = _done
         if log is not None:
             log.remove()
+
+    async def _end_output(self, engine: Any) -> None:
+        """End vLLM's reading of outputs before its sender dies, which it would report as a failure. Requests that still
+        run need that report: it is how they end."""
+        handler = getattr(engine, "output_handler", None)
+        if handler is not None and not self._active:
+            handler.cancel()
+            await asyncio.gather(handler, return_exceptions=True)
 
     async def capture_usage(self) -> tuple[int, int]:
         """(requests being captured, pages in use): both 0 when nothing is in flight."""

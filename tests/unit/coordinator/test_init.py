@@ -28,6 +28,7 @@ def test_a_new_run_works_as_it_is(tmp_path: Path, model: Path) -> None:
     assert run_file.sampling.eos_token_ids == (256, 257)
     assert run_file.shardcast.relays == ("http://relay:8601",)
     assert run_file.run.trainer_key == keyfile.load(tmp_path / "run" / "trainer.key").key_id
+    assert run_file.verification.thresholds_file == tmp_path / "run" / "calibration" / "thresholds.toml"
     assert load_trainer_run(path).model_path == model
 
 

@@ -63,12 +63,14 @@ async def test_leases_and_unconsumed_rollouts_never_exceed_the_capacity(
     assert (refused.leases, refused.reason) == ((), "capacity")
 
 
-async def test_what_is_handed_in_still_takes_room_until_it_is_consumed(run: StoredRun, alice: Identity) -> None:
+async def test_what_is_handed_in_takes_room_until_its_step_is_reported(run: StoredRun, alice: Identity) -> None:
     await run.work(alice, 4)
     assert len(await run.lease(alice, 256)) == 4
     await run.judge()
     assert (await run.leasing.acquire(alice.key_id, 1)).reason == "capacity"
     assert len(await run.pull()) == 2
+    assert (await run.leasing.acquire(alice.key_id, 1)).reason == "capacity", "the trainer is still stepping on it"
+    await run.step()
     assert len(await run.lease(alice, 256)) == 4
 
 

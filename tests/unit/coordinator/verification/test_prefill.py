@@ -1,12 +1,14 @@
 """Batched prefill against the plain way: one forward per rollout, prompt included."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from coordinator.verification.prefill import PrefillItem, PrefillModel, PrefillResult, plan_batches
+from coordinator.verification.layout import PrefillItem
+from coordinator.verification.prefill import PrefillModel, PrefillResult, takes_packed_rows
 from protocol import gumbel
 from tests.tiny_model import HIDDEN_SIZE, VOCABULARY, build_tiny_model
 
@@ -92,6 +94,30 @@ def test_bf16_stays_as_close_to_the_plain_way_as_bf16_allows(
         assert np.abs(result.logprobs_T - plain["logprobs"]).max() < 0.15
 
 
+def test_packed_rows_and_padded_batches_say_the_same(exact: PrefillModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    items = make_items()
+    packed = exact.prefill(items)
+    monkeypatch.setattr(exact, "_packs", False)
+    for one, other in zip(packed, exact.prefill(items), strict=True):
+        np.testing.assert_allclose(one.logprobs_T, other.logprobs_T, atol=1e-4)
+        np.testing.assert_allclose(one.entropies_T, other.entropies_T, atol=1e-4)
+        np.testing.assert_allclose(one.margins_T, other.margins_T, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "packs"),
+    [
+        ({}, True),
+        ({"layer_types": ["full_attention"] * 2}, True),
+        ({"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4096}, True),
+        ({"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64}, False),
+        ({"layer_types": ["linear_attention", "full_attention"]}, False),
+    ],
+)
+def test_only_models_of_plain_attention_take_packed_rows(config: dict[str, object], packs: bool) -> None:
+    assert takes_packed_rows(SimpleNamespace(**config)) is packs
+
+
 def test_batching_and_head_blocks_change_nothing(folder: Path, exact: PrefillModel) -> None:
     small = PrefillModel(folder, dtype=torch.float32, token_budget=80, logits_bytes=4 * VOCABULARY * 3)
     items = make_items()
@@ -162,19 +188,6 @@ def test_an_empty_folder_and_another_architecture_are_the_users_mistake(exact: P
         exact.load_weights(tmp_path)
     with pytest.raises(UserError, match="cannot load a model"):
         PrefillModel(tmp_path)
-
-
-def test_plan_keeps_the_budget_and_groups_together() -> None:
-    items = [
-        PrefillItem(i, (i % 4,) * 10, (1,) * length, 0, 1.0)
-        for i, length in enumerate([5, 200, 5, 5, 6, 190, 5, 300, 5])
-    ]
-    batches = plan_batches(items, 440)
-    assert sorted(index for batch in batches for index in batch) == list(range(len(items)))
-    for batch in batches:
-        width = 10 + max(len(items[index].completion_token_ids) for index in batch)
-        assert len(batch) == 1 or len(batch) * width <= 440
-    assert {0, 2, 3, 6, 8} <= set(batches[0])  # the short ones share a forward
 
 
 def test_finite_notices_nan_and_infinity() -> None:

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.verification.thresholds import DEFAULTS, Thresholds
+from coordinator.calibration.report import to_toml
+from coordinator.config import VerificationSection
+from coordinator.verification.thresholds import DEFAULTS, Thresholds, thresholds_of
 from protocol.errors import UserError
 
 
@@ -68,3 +70,19 @@ def test_names_the_file(tmp_path: Path) -> None:
     file.write_text("chunks = [")
     with pytest.raises(UserError, match=r"thresholds\.toml"):
         Thresholds.from_toml(file)
+
+
+def test_a_run_takes_its_thresholds_from_the_file_or_in_place(tmp_path: Path) -> None:
+    file = tmp_path / "thresholds.toml"
+    file.write_text(to_toml(DEFAULTS))
+    assert thresholds_of(VerificationSection(thresholds_file=file)) == DEFAULTS
+    assert thresholds_of(VerificationSection(thresholds=DEFAULTS.to_mapping())) == DEFAULTS
+    with pytest.raises(ValueError, match="keep one"):
+        VerificationSection(thresholds=DEFAULTS.to_mapping(), thresholds_file=file)
+
+
+def test_a_run_without_thresholds_is_told_to_calibrate() -> None:
+    with pytest.raises(UserError, match="names no thresholds: `coordinator calibrate"):
+        thresholds_of(VerificationSection())
+    with pytest.raises(UserError, match=r"no thresholds in /nowhere/t\.toml yet: `coordinator calibrate"):
+        thresholds_of(VerificationSection(thresholds_file=Path("/nowhere/t.toml")))

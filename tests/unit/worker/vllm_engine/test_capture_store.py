@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol import toploc
-from worker.vllm_engine.capture_store import PAGE_ROWS, CaptureStore, RequestTerms, top_k_of_chunks
+from worker.vllm_engine.capture_store import PAGE_ROWS, CaptureStore, RequestTerms, top_k_by_keys, top_k_of_chunks
 
 SIZE = 16
 CPU = torch.device("cpu")
@@ -133,7 +133,8 @@ def test_top_k_is_the_protocols_also_with_ties(tokens: int, size: int, levels: i
     bits = (rng.integers(0, levels, tokens * size) + 0x3000).astype(np.uint16)
     bits |= rng.integers(0, 2, bits.size).astype(np.uint16) << 15
     hidden = torch.from_numpy(bits.view(np.int16).copy()).view(torch.bfloat16)[None]
-    (chunk,) = top_k_of_chunks(hidden, toploc.TOP_K)
-    expected = toploc.top_k_indices(bits, min(toploc.TOP_K, bits.size))
-    assert np.frombuffer(chunk.indices, dtype=np.int32).tolist() == expected.tolist()
-    assert np.frombuffer(chunk.bits, dtype=np.uint16).tolist() == bits[expected].tolist()
+    k = min(toploc.TOP_K, bits.size)
+    expected = toploc.top_k_indices(bits, k)
+    for (chunk,) in (top_k_of_chunks(hidden, toploc.TOP_K), top_k_by_keys(hidden.view(torch.int16), k)):
+        assert np.frombuffer(chunk.indices, dtype=np.int32).tolist() == expected.tolist()
+        assert np.frombuffer(chunk.bits, dtype=np.uint16).tolist() == bits[expected].tolist()

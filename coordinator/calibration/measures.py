@@ -1,0 +1,68 @@
+"""What is measured of one honest rollout: the numbers that the checks compare with thresholds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from coordinator.verification.checks.form import proof_chunks
+from protocol import toploc
+from protocol.rollout import Rollout
+
+if TYPE_CHECKING:
+    from coordinator.verification.prefill import PrefillResult
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkMeasure:
+    """One proof chunk of `tokens` tokens: mismatches of 128 numbers, mantissa errors in units of the last place."""
+
+    tokens: int
+    exponent_mismatches: float
+    sign_mismatches: float
+    mantissa_mean: float
+    mantissa_median: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One rollout of `tokens` tokens. Gaps are |claimed - ours| and margins what the seed replay loses by, in nats."""
+
+    engine: str
+    verifier: str
+    tokens: int
+    chunks: tuple[ChunkMeasure, ...]
+    gap_median: float
+    gap_max: float
+    margin_sum: float
+    margin_max: float
+
+
+def measure(rollout: Rollout, prefill: PrefillResult, *, engine: str, verifier: str) -> Measure:
+    """Compare an honest rollout with a prefill of it. `engine` and `verifier` name the settings of either side."""
+    gaps_T = np.abs(np.array(rollout.logprobs) - prefill.logprobs_T)
+    return Measure(
+        engine=engine,
+        verifier=verifier,
+        tokens=len(rollout.token_ids),
+        chunks=tuple(
+            _chunk(end - start, toploc.compare(proof, prefill.hidden_bits_TD[start:end]))
+            for start, end, proof in proof_chunks(rollout)
+        ),
+        gap_median=float(np.median(gaps_T)),
+        gap_max=float(gaps_T.max()),
+        margin_sum=float(prefill.margins_T.sum()),
+        margin_max=float(prefill.margins_T.max()),
+    )
+
+
+def _chunk(tokens: int, agreement: toploc.ChunkAgreement) -> ChunkMeasure:
+    return ChunkMeasure(
+        tokens,
+        agreement.exponent_mismatches,
+        agreement.sign_mismatches,
+        agreement.mantissa_mean,
+        agreement.mantissa_median,
+    )

@@ -1,0 +1,73 @@
+"""Honest rollouts of this machine's engine under many settings, for `coordinator calibrate`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker.engine import Engine, Generation, GenerationRequest, Weights
+from worker.vllm_engine.engine import VllmEngine, VllmEngineConfig
+
+_DIGEST = "sha256:" + "0" * 64
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetting:
+    """One way in which an honest worker may run vLLM. `share`: of the rollouts asked for, since some ways are slow."""
+
+    name: str
+    max_num_seqs: int = 16
+    dtype: str = "bfloat16"
+    prefix_caching: bool = True
+    max_num_batched_tokens: int | None = None
+    eager: bool = True
+    share: float = 1.0
+
+
+def engine_settings(dtype: str, *, compiled: bool) -> tuple[EngineSetting, ...]:
+    """What is varied: batch size 1 to 64, prefix caching, chunked prefill, precision and, if asked for, compilation."""
+    other = "float32" if dtype == "bfloat16" else "bfloat16"
+    settings = (
+        EngineSetting("16 at once", dtype=dtype),
+        EngineSetting("one at a time", max_num_seqs=1, dtype=dtype, share=0.25),
+        EngineSetting("64 at once", max_num_seqs=64, dtype=dtype),
+        EngineSetting("no prefix cache", dtype=dtype, prefix_caching=False),
+        EngineSetting("chunked prefill", dtype=dtype, max_num_seqs=8, max_num_batched_tokens=16),
+        EngineSetting(f"{other}, 16 at once", dtype=other),
+    )
+    return (*settings, EngineSetting("compiled", dtype=dtype, eager=False)) if compiled else settings
+
+
+async def honest_generations(
+    folder: Path, setting: EngineSetting, requests: Sequence[GenerationRequest], *, kv_cache_gib: float | None
+) -> list[Generation]:
+    """Start an engine in that setting, let it answer all requests, and stop it. Raises OurFault as the engine does."""
+    longest = max(len(request.prompt_token_ids) + request.sampling.max_tokens for request in requests)
+    engine = VllmEngine(
+        VllmEngineConfig(
+            max_num_seqs=setting.max_num_seqs,
+            max_model_len=longest,
+            dtype=setting.dtype,
+            enforce_eager=setting.eager,
+            kv_cache_gib=kv_cache_gib,
+            enable_prefix_caching=setting.prefix_caching,
+            max_num_batched_tokens=setting.max_num_batched_tokens,
+            log_level="ERROR",
+        )
+    )
+    await engine.start(Weights(0, _DIGEST, folder))
+    try:
+        return list(await asyncio.gather(*(_answer(engine, request) for request in requests)))
+    finally:
+        await engine.close()
+
+
+async def _answer(engine: Engine, request: GenerationRequest) -> Generation:
+    found: Generation | None = None
+    async for event in engine.generate(request):
+        if isinstance(event, Generation):
+            found = event
+    assert found is not None, "an engine ends with a generation"
+    return found
