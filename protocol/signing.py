@@ -26,6 +26,7 @@ MANIFEST = "manifest"
 ROLLOUT = "rollout"
 RECEIPT = "receipt"
 CHALLENGE = "challenge"
+KEY_ROTATION = "key-rotation"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import os
 import secrets
 from dataclasses import dataclass
 
 from protocol.manifest import Digest, Manifest, envelope_to_json
+from shardcast.asker import CLIENT, Asker
 from shardcast.have import Have
+from shardcast.manners import Manners
 from shardcast.metrics import ShardcastMetrics
 from shardcast.pulse import Pulse
 from shardcast.sources import Head, NotYet
 from shardcast.storage import ShardLocation, StoredVersion, VersionStore
 
-__all__ = ["Asker", "Catalog", "NotYet", "OpenShard"]
+__all__ = ["Catalog", "NotYet", "OpenShard"]
 
 
 @dataclass(slots=True)
@@ -37,20 +38,6 @@ class OpenShard:
         os.close(self.descriptor)
 
 
-class Asker(enum.Enum):
-    """Who asks, as far as they say."""
-
-    CLIENT = "client"
-    RELAY = "relay"
-    PEER = "peer"  # a sibling relay: it must be answered from what is here, so that two never send each other looking
-
-    @classmethod
-    def parse(cls, header: str) -> Asker:
-        """From the header that relays send."""
-        word = header.partition(" ")[0]
-        return cls(word) if word in ("relay", "peer") else cls.CLIENT
-
-
 class Catalog:
     """Complete versions of a store. The head only rises; `close` frees everyone who waits for it."""
 
@@ -60,6 +47,7 @@ class Catalog:
         self.store = store
         self.metrics = metrics
         self.server_id = server_id or secrets.token_hex(8)
+        self.manners = Manners()
         self._head: Head | None = None
         self.changed = Pulse()  # beats when the head, or what is here or on its way, changes
         self._closed = False
@@ -88,7 +76,7 @@ class Catalog:
         await self.changed.wait_until(lambda: self._closed or self.store.holds(total), wait_s)
         return Have(self.role, self.server_id, complete=True) if self.store.holds(total) else None
 
-    async def manifest_json(self, version: int, asker: Asker = Asker.CLIENT) -> bytes | None:
+    async def manifest_json(self, version: int, asker: Asker = CLIENT) -> bytes | None:
         """The signed manifest of a version as HTTP carries it, or None if it isn't here."""
         stored = self.store.get(version)
         return None if stored is None else envelope_to_json(stored.envelope)

@@ -19,9 +19,11 @@ import aiohttp
 
 from protocol.errors import BadSignature, SourceFault
 from protocol.manifest import Digest, Manifest, SignedEnvelope, manifest_digest, open_manifest
+from shardcast.asker import CLIENT, Asker, Kind
 from shardcast.bandwidth import Throttle
 from shardcast.config import ClientLimits, parse_keys, parse_source, parse_sources
 from shardcast.download import Download, OnShard
+from shardcast.manners import Manners
 from shardcast.metrics import ShardcastMetrics
 from shardcast.partial import PartialVersion
 from shardcast.peering import Peering, find_torrent
@@ -80,7 +82,8 @@ class ShardcastClient:
     ) -> None:
         self._urls = parse_sources(sources)
         self._peers = [url for url in dict.fromkeys(map(parse_source, peers)) if url not in self._urls]
-        self._own_id = own_id
+        self.own_id = own_id
+        self.manners = Manners(clock)
         self._pinned = parse_keys(pinned_keys)
         self._limits = limits or ClientLimits()
         self._run_id = run_id
@@ -226,7 +229,8 @@ class ShardcastClient:
             metrics=self._metrics,
             rng=self._rng,
             clock=self._clock,
-            own_id=self._own_id,
+            own_id=self.own_id,
+            busy=lambda: self.manners.busy,
         )
 
     async def _fill(
@@ -346,14 +350,20 @@ class ShardcastClient:
         while len(self._manifests) > _MANIFESTS_KEPT:
             del self._manifests[next(iter(self._manifests))]
 
+    def _as_relay(self) -> Asker:
+        return Asker(Kind.RELAY, self.own_id) if self.own_id else CLIENT
+
+    def _as_sibling(self) -> Asker:
+        return Asker(Kind.PEER, self.own_id, self.manners.busy) if self.own_id else CLIENT
+
     def _opened(self) -> SourcePool:
         """The session needs a running loop, so it is made at the first use."""
         if self._pool is None:
             session = self._session = new_session(self._limits)
             self._pool = SourcePool(
                 [
-                    Source(url, session, self._limits, peer=url in self._peers, asker=self._own_id)
-                    for url in (*self._urls, *self._peers)
+                    *(Source(url, session, self._limits, asker=self._as_relay) for url in self._urls),
+                    *(Source(url, session, self._limits, peer=True, asker=self._as_sibling) for url in self._peers),
                 ],
                 ban_s=self._limits.ban_s,
                 rng=self._rng,

@@ -11,7 +11,6 @@ from protocol.manifest import MAX_ENVELOPE_BYTES, MAX_TOTAL_BYTES
 from protocol.signing import public_key
 
 MIB = 2**20
-FROM_HEADER = "X-Shardcast-From"  # "relay <id>" or "peer <id>": a relay asks, its source or its sibling
 DEFAULT_SHARD_BYTES = 2 * MIB  # small, so that a tree of relays works as a pipeline
 
 
@@ -33,7 +32,9 @@ class ClientLimits:
     explore: float = 0.1  # share of shards asked from a source at random
     have_wait_s: float = 10.0  # how long a source may hold the question which shards it has
     hint_patience_s: float = 5.0  # without a byte for so long, sources are asked for what they didn't say they have
-    sibling_patience_s: float = 20.0  # a relay asks its origin for what its siblings wouldn't bring within this
+    # A relay asks its origin for what its siblings wouldn't bring within this, if it is idle; or if it is busy.
+    sibling_patience_s: float = 10.0
+    sibling_patience_busy_s: float = 600.0
 
 
 # A relay's siblings come first: what one has and the other hasn't is what their clients wait for.

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import operator
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,7 +40,8 @@ _IDLE_S = 0.25
 class Download:
     """One run that fills one partial version. `on_shard` is called in the event loop for each verified shard.
 
-    `own_id`: the id of the relay that downloads, which makes it spare its origin; empty for everyone else.
+    `own_id`: the id of the relay that downloads, which makes it spare its origin; empty for everyone else. `busy`:
+    whether that relay has clients to serve all the time, so that it can be more patient with its siblings.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class Download:
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
         own_id: str = "",
+        busy: Callable[[], bool] = lambda: False,
     ) -> None:
         self._partial = partial
         self._shards = partial.manifest.shards
@@ -67,15 +72,18 @@ class Download:
         self._rng = rng or random.Random()
         self._clock = clock
         self._own_id = own_id
+        self._busy = busy
         self._availability = Availability(len(self._shards))
         self._missing = bits.of(partial.missing)  # neither here nor on the way
         self._demanded = 0
         self._cut: dict[int, Transfer] = {}
         self._flights: dict[int, Flight] = {}
+        self._brought: Counter[str] = Counter()  # shards that came from each source
         self._pulse = Pulse()
         self._last_byte = clock()
         self._siblings = RateMeter()
-        self._backlog_since: float | None = None
+        self._backlog_since: float | None = None  # since when siblings have something for us, at this busyness
+        self._backlog_busy = False
         self._copying = store is not None
 
     def demand(self, index: int) -> None:
@@ -126,17 +134,11 @@ class Download:
         while len(self._partial.have) < len(self._shards):
             now = self._clock()
             views = self._views(now)
-            pick = selection.choose(
-                views,
-                self._wish(views, now),
-                now,
-                self._rng,
-                explore=self._limits.explore,
-                most=self._limits.parallel_per_source,
-            )
+            wish = self._wish(views, now)
+            pick = selection.choose(views, wish, now, self._rng, explore=self._limits.explore)
             if pick is not None:
                 await self._fetch(pick)
-            elif (hedge := self._choose_hedge(views, now)) is not None:
+            elif (hedge := self._choose_hedge(views, wish, now)) is not None:
                 await self._hedge(hedge)
             else:
                 await self._pause()
@@ -150,7 +152,9 @@ class Download:
         for url, stats in self._pool.stats.items():
             holding = self._availability.of(url)
             have = self._availability.full if blind else holding.have
-            views[url] = View(stats, have, holding.claims(now), url in spared)
+            # One at a time at first: six that begin together also end together, and nothing can be passed on before.
+            most = min(self._limits.parallel_per_source, 1 + self._brought[url])
+            views[url] = View(stats, have, holding.claims(now), url in spared, most)
         return views
 
     def _spared(self) -> set[str]:
@@ -167,21 +171,21 @@ class Download:
         siblings = [url for url, view in views.items() if not view.spared and view.alive]
         if not any(view.spared for view in views.values()):
             return Wish(self._missing, self._demanded | bits.of(self._cut))
-        held = 0
-        for url in siblings:
-            held |= views[url].have
-        backlog = (self._missing & held).bit_count() * self._shards[0].size
-        if not backlog:
-            self._backlog_since = None
-        elif self._backlog_since is None:
-            self._backlog_since = now
-        since = now - (now if self._backlog_since is None else self._backlog_since)
-        lag = selection.siblings_lag(backlog, self._siblings.rate(now), since, self._limits.sibling_patience_s)
+        lag = self._siblings_lag([views[url].have for url in siblings], now)
         ids = {self._availability.of(url).server_id for url in siblings} - {""}
         own = selection.slice_of(ids, self._own_id, len(self._shards))
         return Wish(self._missing, bits.of(self._cut), own, spare=not lag)
 
-    def _choose_hedge(self, views: dict[str, View], now: float) -> Pick | None:
+    def _siblings_lag(self, haves: list[int], now: float) -> bool:
+        held = functools.reduce(operator.or_, haves, 0)
+        backlog = (self._missing & held).bit_count() * self._shards[0].size
+        busy = self._busy()
+        if not backlog or busy != self._backlog_busy or self._backlog_since is None:
+            self._backlog_since, self._backlog_busy = now, busy
+        patience = self._limits.sibling_patience_busy_s if busy else self._limits.sibling_patience_s
+        return selection.siblings_lag(backlog, self._siblings.rate(now), now - self._backlog_since, patience)
+
+    def _choose_hedge(self, views: dict[str, View], wish: Wish, now: float) -> Pick | None:
         flights = [
             selection.Flight(
                 flight.source.url,
@@ -193,7 +197,7 @@ class Download:
             for index, flight in self._flights.items()
             if flight.hedge is None and not flight.settled
         ]
-        return selection.choose_hedge(views, flights, now, most=self._limits.parallel_per_source)
+        return selection.choose_hedge(views, wish, flights, now)
 
     async def _pause(self) -> None:
         """Wait for news. Raises SourceFault when all sources are dropped or the deadline has passed."""
@@ -291,6 +295,7 @@ class Download:
                 self._availability.retract(source.url, index)
             self._pool.failed(source, fault, progressed=writer.received > at_start)
             return False
+        self._brought[source.url] += 1
         seconds = self._clock() - begin
         self._pool.succeeded(source, writer.size - at_start, seconds)
         if self._metrics:

@@ -18,7 +18,8 @@ from typing import Any
 
 from protocol.errors import SourceFault
 from protocol.manifest import Digest, Manifest, SignedEnvelope, manifest_digest
-from shardcast.catalog import Asker, Catalog, OpenShard
+from shardcast.asker import CLIENT, Asker, Kind
+from shardcast.catalog import Catalog, OpenShard
 from shardcast.client import ShardcastClient
 from shardcast.have import Have
 from shardcast.incoming import Incoming
@@ -53,7 +54,8 @@ class RelayCatalog(Catalog):
         help_peers: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(store, metrics, server_id)
+        super().__init__(store, metrics, server_id or client.own_id)
+        self.manners = client.manners
         self._client = client
         self._keep_last = keep_last
         self._help_peers = help_peers
@@ -83,7 +85,7 @@ class RelayCatalog(Catalog):
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _PAUSE_MAX_S)
 
-    async def manifest_json(self, version: int, asker: Asker = Asker.CLIENT) -> bytes | None:
+    async def manifest_json(self, version: int, asker: Asker = CLIENT) -> bytes | None:
         if version in self._asked:
             self._asked[version] = self._clock()
         here = await super().manifest_json(version)
@@ -174,6 +176,7 @@ class RelayCatalog(Catalog):
         """Begin a version, tell clients, and wait until it is whole."""
         manifest, envelope = await self._client.manifest(head.version, head.manifest_digest)
         incoming = await self._begin(manifest, envelope)
+        self.manners.expect_clients()
         self._raise_head(head)
         if incoming is not None and incoming.task is not None:
             await asyncio.shield(incoming.task)
@@ -187,7 +190,7 @@ class RelayCatalog(Catalog):
         Never for a sibling, and not for a relay while it is being asked for already: relays that name one another as
         origins would else send each other looking in circles.
         """
-        if asker is Asker.PEER or (asker is Asker.RELAY and version in self._pulling):
+        if asker.kind is Kind.PEER or (asker.kind is Kind.RELAY and version in self._pulling):
             return False
         if self._head is None or version > self._head.version or len(self._incoming) >= _MAX_INCOMING:
             return False

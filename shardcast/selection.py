@@ -27,12 +27,21 @@ LAG_GRACE_S = 3.0  # no judgement of siblings before they had this long
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One source at the moment of a choice: shards it has, and shards on their way to it, as bits."""
+    """One source at the moment of a choice: shards it has, and shards on their way to it, as bits.
+
+    `most`: requests in flight there at once.
+    """
 
     stats: SourceStats
     have: int
     coming: int = 0
     spared: bool = False
+    most: int = 4
+
+    @property
+    def full(self) -> bool:
+        """It has as many requests in flight as it should."""
+        return self.stats.in_flight >= self.most
 
     @property
     def alive(self) -> bool:
@@ -69,17 +78,15 @@ class Flight:
     elapsed: float
 
 
-def choose(
-    views: Mapping[str, View], wish: Wish, now: float, rng: random.Random, *, explore: float, most: int
-) -> Pick | None:
-    """The next request, or None if there is nothing to ask now. `most`: requests in flight per source."""
+def choose(views: Mapping[str, View], wish: Wish, now: float, rng: random.Random, *, explore: float) -> Pick | None:
+    """The next request, or None if there is nothing to ask now."""
     elsewhere = _union(view.have | view.coming for view in views.values() if not view.spared and view.alive)
     offers: dict[str, int] = {}
     for name, view in views.items():
         offer = wish.missing & view.have
         if view.spared and wish.spare:
             offer &= ~elsewhere
-        if offer and view.stats.in_flight < most:
+        if offer and not view.full:
             offers[name] = offer
     chosen = routing.choose({each: views[each].stats for each in offers}, now, rng, explore)
     if chosen is None:
@@ -88,17 +95,17 @@ def choose(
     return Pick(chosen, _choose_index(offers[chosen], others, wish, views[chosen].spared, rng))
 
 
-def choose_hedge(
-    views: Mapping[str, View], flights: Sequence[Flight], now: float, *, most: int, alone: Collection[int] = ()
-) -> Pick | None:
-    """A second source for the worst straggler, or None if none is worth the bytes. `alone`: never hedged (again)."""
+def choose_hedge(views: Mapping[str, View], wish: Wish, flights: Sequence[Flight], now: float) -> Pick | None:
+    """A second source for the worst straggler, or None if none is worth the bytes."""
     best: tuple[float, Pick] | None = None
     for flight in flights:
-        if flight.index in alone or flight.elapsed < HEDGE_AFTER_S:
+        if flight.elapsed < HEDGE_AFTER_S:
             continue
         rest = _rest_s(flight)
         for name, view in views.items():
-            if name == flight.source or not view.stats.is_ready(now) or view.stats.in_flight >= most:
+            if name == flight.source or not view.stats.is_ready(now) or view.full:
+                continue
+            if view.spared and wish.spare:
                 continue
             if not bits.has(view.have, flight.index) or not _worth(flight, rest, view.stats):
                 continue

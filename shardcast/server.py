@@ -28,9 +28,10 @@ from aiohttp.typedefs import Middleware
 
 from protocol.errors import UserError
 from protocol.manifest import MAX_ENVELOPE_BYTES, MAX_VERSION, Digest, InvalidManifest
+from shardcast.asker import FROM_HEADER, Asker, Kind
 from shardcast.bandwidth import Throttle
-from shardcast.catalog import Asker, Catalog, NotYet, OpenShard
-from shardcast.config import FROM_HEADER, MIB, ServerLimits
+from shardcast.catalog import Catalog, NotYet, OpenShard
+from shardcast.config import MIB, ServerLimits
 from shardcast.status_page import render_page
 
 log = logging.getLogger("shardcast")
@@ -99,7 +100,7 @@ class ShardcastApp:
         version = request.match_info["version"]
         if not (version.isascii() and version.isdigit() and len(version) <= 16 and int(version) <= MAX_VERSION):
             return error_response(400, "a version is a whole number")
-        body = await self.catalog.manifest_json(int(version), Asker.parse(request.headers.get(FROM_HEADER, "")))
+        body = await self.catalog.manifest_json(int(version), _asker(request))
         if body is None:
             return error_response(404, f"version {version} is not here")
         return web.Response(body=body, content_type="application/json", headers={"Cache-Control": IMMUTABLE})
@@ -151,19 +152,24 @@ class ShardcastApp:
         response.content_length = stop - start
         await response.prepare(request)
         if request.method != "HEAD":
-            with self.catalog.store.reading(shard.version):
-                await self._send_file(request, shard, start, stop)
+            asker = _asker(request)
+            client = self.catalog.manners.serving_client() if asker.kind is not Kind.PEER else contextlib.nullcontext()
+            with self.catalog.store.reading(shard.version), client:
+                await self._send_file(request, asker, shard, start, stop)
         await response.write_eof()
         return response
 
-    async def _send_file(self, request: web.Request, shard: OpenShard, start: int, stop: int) -> None:
+    async def _send_file(self, request: web.Request, asker: Asker, shard: OpenShard, start: int, stop: int) -> None:
         """Send in slices: each must be taken in time, and each waits for its share of the bandwidth."""
         loop = asyncio.get_running_loop()
-        sent = self.catalog.metrics.sent(to_relay=FROM_HEADER in request.headers)
-        slice_bytes = _THROTTLED_SLICE_BYTES if self.throttle else _SLICE_BYTES
+        manners = self.catalog.manners
+        sent = self.catalog.metrics.sent(to_relay=asker.kind is not Kind.CLIENT)
+        slice_bytes = _THROTTLED_SLICE_BYTES if self.throttle or asker.busy else _SLICE_BYTES
         with os.fdopen(os.dup(shard.descriptor), "rb", buffering=0) as file:
             for at in range(start, stop, slice_bytes):
                 count = min(slice_bytes, stop - at)
+                if asker.busy:
+                    await manners.let_clients_pass(count)
                 if self.throttle:
                     await self.throttle.take(count)
                 transport = request.transport
@@ -176,6 +182,8 @@ class ShardcastApp:
                     transport.abort()  # a client that doesn't read
                     raise ConnectionResetError("the client takes the bytes too slowly") from None
                 sent.inc(count)
+                if asker.kind is not Kind.PEER:
+                    manners.sent(count)
 
     async def _healthz(self, request: web.Request) -> web.Response:
         return web.json_response(self.catalog.health(), headers=_NO_STORE)
@@ -186,6 +194,10 @@ class ShardcastApp:
 
     async def _page(self, request: web.Request) -> web.Response:
         return web.Response(text=render_page(self.catalog.health()), content_type="text/html")
+
+
+def _asker(request: web.Request) -> Asker:
+    return Asker.parse(request.headers.get(FROM_HEADER))
 
 
 def limit_per_address(most: int) -> Middleware:

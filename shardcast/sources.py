@@ -20,7 +20,8 @@ import aiohttp
 
 from protocol.errors import SourceFault
 from protocol.manifest import MAX_VERSION, Digest, InvalidManifest, SignedEnvelope, envelope_from_json
-from shardcast.config import FROM_HEADER, MIB, ClientLimits
+from shardcast.asker import CLIENT, Asker
+from shardcast.config import MIB, ClientLimits
 from shardcast.have import MAX_BYTES as MAX_HAVE_BYTES
 from shardcast.have import Have, parse_have
 from shardcast.peer_list import Peers, parse_peers
@@ -89,16 +90,22 @@ def new_session(limits: ClientLimits) -> aiohttp.ClientSession:
 
 
 class Source:
-    """One origin or relay. `peer`: a sibling of the relay that asks, so it must not fetch on this relay's behalf."""
+    """One origin or relay. `peer`: it is a sibling of the relay that asks. `asker`: as whom to ask, at this moment."""
 
     def __init__(
-        self, url: str, session: aiohttp.ClientSession, limits: ClientLimits, *, peer: bool = False, asker: str = ""
+        self,
+        url: str,
+        session: aiohttp.ClientSession,
+        limits: ClientLimits,
+        *,
+        peer: bool = False,
+        asker: Callable[[], Asker] = lambda: CLIENT,
     ) -> None:
         self.url = url
         self.peer = peer
         self._session = session
         self._limits = limits
-        self._from = {FROM_HEADER: f"{'peer' if peer else 'relay'} {asker}"} if asker else {}
+        self._asker = asker
 
     async def head(self, after: int | None, wait_s: float) -> Head | None:
         """What the source says its head is, once it is above `after`; None if nothing came within `wait_s`.
@@ -220,13 +227,9 @@ class Source:
         """Headers must come within `wait_s` plus the read timeout. Network errors become Unavailable."""
         try:
             async with asyncio.timeout(wait_s + self._limits.connect_timeout_s + self._limits.read_timeout_s):
+                asked = {**self._asker().header(), **(headers or {})}
                 response = await self._session.request(
-                    method,
-                    self.url + path,
-                    params=params,
-                    headers={**self._from, **(headers or {})},
-                    data=data,
-                    allow_redirects=False,
+                    method, self.url + path, params=params, headers=asked, data=data, allow_redirects=False
                 )
         except TimeoutError:
             raise Unavailable(f"{self.url}: no answer in time") from None

@@ -15,8 +15,8 @@ def view(*have: int, stats: SourceStats = FAST, coming: tuple[int, ...] = (), sp
     return View(stats, bits.of(have), bits.of(coming), spared)
 
 
-def pick(views: dict[str, View], wish: Wish, seed: int = 0, most: int = 4) -> Pick | None:
-    return selection.choose(views, wish, 100.0, random.Random(seed), explore=0.0, most=most)
+def pick(views: dict[str, View], wish: Wish, seed: int = 0) -> Pick | None:
+    return selection.choose(views, wish, 100.0, random.Random(seed), explore=0.0)
 
 
 def wish(*missing: int, urgent: tuple[int, ...] = (), own: tuple[int, ...] = (), spare: bool = True) -> Wish:
@@ -93,7 +93,7 @@ def flight(received: int, elapsed: float, source: str = "a", index: int = 1) -> 
 
 
 def hedge(*flights: Flight, **views: View) -> Pick | None:
-    return selection.choose_hedge(views, flights, 100.0, most=4)
+    return selection.choose_hedge(views, wish(), flights, 100.0)
 
 
 def test_a_straggler_is_asked_from_a_source_that_promises_to_be_much_faster() -> None:
@@ -122,3 +122,11 @@ def test_silence_is_judged_by_age() -> None:
 def test_the_worst_straggler_goes_first() -> None:
     bad, worse = flight(200_000, 3.0), flight(100_000, 3.0, index=2)
     assert hedge(bad, worse, b=view(1, 2)) == Pick("b", 2)
+
+
+def test_a_spared_source_races_nobody_while_it_is_spared() -> None:
+    origin = view(1, spared=True)
+    assert hedge(flight(200_000, 6.0), b=origin) is None
+    assert hedge(flight(0, 6.0), b=origin) is None
+    impatient = selection.choose_hedge({"b": origin}, wish(spare=False), [flight(200_000, 6.0)], 100.0)
+    assert impatient == Pick("b", 1)
