@@ -269,6 +269,11 @@ class ShardcastClient:
             metrics=self._metrics,
         )
 
+    @property
+    def swapped(self) -> list[int]:
+        """The versions that are swapped with peers now, ascending."""
+        return [] if self._peering is None else self._peering.versions
+
     async def torrent(self, manifest: Manifest) -> bytes | None:
         """The torrent that a manifest names, from whichever source has it; None if there is none."""
         layout = Layout.of(manifest)

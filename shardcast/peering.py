@@ -45,6 +45,11 @@ class Peering:
         self._seeding: dict[int, Member] = {}
         self._tending: asyncio.Task[None] | None = None
 
+    @property
+    def versions(self) -> list[int]:
+        """The versions that are swapped now, ascending."""
+        return sorted(member.version for member in self._swarm.members)
+
     async def fill(
         self,
         partial: PartialVersion,

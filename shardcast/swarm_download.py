@@ -15,9 +15,9 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from protocol.errors import SourceFault
+from protocol.manifest import Shard
 from shardcast import bits
 from shardcast.bandwidth import Throttle
 from shardcast.config import ClientLimits
@@ -28,7 +28,7 @@ from shardcast.pool import SourcePool
 from shardcast.pulse import Pulse
 from shardcast.selection import slice_of
 from shardcast.sources import Misbehaved, Source, Unknown
-from shardcast.storage import VersionStore
+from shardcast.storage import ShardLocation, VersionStore
 from shardcast.swarm import Member
 from shardcast.transfer import in_thread
 
@@ -94,7 +94,7 @@ class SwarmDownload:
         self._unhelpful: set[str] = set()  # servers that know nothing of peers
         self._ids: dict[str, str] = {}  # servers by URL → what they call themselves
         self._widened: set[str] = set()  # servers that had nothing of their share: asked for any, the next time
-        self._lone = 0  # shards that no connected peer has a piece of
+        self._lone = 0  # shards that no connected peer has a piece of, and that didn't come from a server either
         self._looked_at = -1.0
         self._pulse = Pulse()
         self._last_byte = self._last_peer_piece = clock()
@@ -208,20 +208,26 @@ class SwarmDownload:
         self._looked_at = now
         available = self._member.availability() or [0] * self._member.layout.pieces
         self._lone = bits.of(
-            index for index in self._waiting if not any(available[piece] for piece in self._pieces[index])
+            index
+            for index, pieces in self._waiting.items()
+            if not pieces <= self._ours and not any(available[piece] for piece in self._pieces[index])
         )
 
     async def _copy_locals(self) -> None:
-        """Shards that another version here has already."""
-        for index in sorted(self._waiting):
-            digest = self._shards[index].digest
-            location = self._store.locate(digest) if self._store else None
-            if location is None or self._store is None or index not in self._waiting:
-                continue
-            with self._store.reading(location.version):
-                data = await in_thread(_read, location.path, location.offset, location.size)
-            if len(data) != self._shards[index].size or hashlib.sha256(data).digest() != digest.raw:
-                continue
+        """Files that don't change between versions are copied from a version that is already here."""
+        if self._store is None:
+            return
+        here = {index: self._store.locate(self._shards[index].digest) for index in sorted(self._waiting)}
+        local = {index: location for index, location in here.items() if location is not None}
+        self._taken |= bits.of(local)
+        for index, location in local.items():
+            try:
+                with self._store.reading(location.version):
+                    data = await in_thread(_read_right, location, self._shards[index])
+            except OSError:
+                continue  # the version went away
+            finally:
+                self._taken &= ~(1 << index)
             size = self._member.layout.piece_bytes
             for number, piece in enumerate(self._pieces[index]):
                 self._ours.add(piece)
@@ -301,10 +307,14 @@ def _sha1(data: bytes) -> bytes:
     return hashlib.sha1(data).digest()
 
 
-def _read(path: Path, offset: int, size: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(offset)
-        return file.read(size)
+def _read_right(location: ShardLocation, shard: Shard) -> bytes:
+    """The bytes of a shard that lies here. Raises OSError if they can't be read or are wrong."""
+    with location.path.open("rb") as file:
+        file.seek(location.offset)
+        data = file.read(location.size)
+    if hashlib.sha256(data).digest() != shard.digest.raw:
+        raise OSError(f"{location.path} doesn't have the bytes that it should have")
+    return data
 
 
 def _first_leaf(group: BaseExceptionGroup) -> BaseException:

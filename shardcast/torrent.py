@@ -19,7 +19,9 @@ from protocol.errors import SourceFault
 from protocol.manifest import Manifest, Shard
 
 _MIN_PIECE_BYTES = 16 * 1024
+_FIRST_PIECE_BYTES = 64 * 1024
 _PIECE_BYTES = 1024 * 1024
+_FEW_PIECES = 1024  # a piece is passed on when it is whole: with fewer, a swarm is slow to start
 _MANY_PIECES = 16_384  # above so many, pieces grow as far as shards allow
 _HASH_BYTES = 20
 
@@ -189,14 +191,14 @@ class PieceHasher:
 
 
 def _piece_bytes(total: int, offsets: Iterable[int]) -> int | None:
-    """A power of two that divides all offsets: 1 MiB, or more where that would make very many pieces."""
+    """A power of two that divides all offsets: 64 KiB to 1 MiB by size, more where that would make very many pieces."""
     common = 0
     for offset in offsets:
         common |= offset
     most = common & -common if common else 1 << 40
     if most < _MIN_PIECE_BYTES:
         return None
-    size = min(_PIECE_BYTES, most)
-    while total > size * _MANY_PIECES and size * 2 <= most:
+    size = min(_FIRST_PIECE_BYTES, most)
+    while size * 2 <= most and total > size * (_FEW_PIECES if size < _PIECE_BYTES else _MANY_PIECES):
         size *= 2
     return size

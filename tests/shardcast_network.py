@@ -28,9 +28,10 @@ from shardcast.config import ClientLimits, ServerLimits
 from shardcast.have import Have
 from shardcast.metrics import ShardcastMetrics
 from shardcast.origin import Origin
-from shardcast.publish import build_manifest
+from shardcast.peer_server import PeerService
+from shardcast.publish import describe
 from shardcast.relay import RelayCatalog
-from shardcast.server import ShardcastApp, listening
+from shardcast.server import Handler, ShardcastApp, listening
 from shardcast.storage import VersionStore
 
 TRAINER = Identity.from_seed(b"t" * 32)
@@ -51,6 +52,7 @@ class Version:
     folder: Path
     manifest: Manifest
     envelope: SignedEnvelope
+    torrent: bytes | None = None
 
     @property
     def digest(self) -> Digest:
@@ -70,8 +72,8 @@ def make_version(
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(random.Random(f"{version}/{seed}").randbytes(SHARD * shards - 100))
     (folder / "config.json").write_text('{"the": "same in every version"}')
-    manifest = build_manifest(folder, run_id="run", policy_version=version, shard_bytes=SHARD)
-    return Version(folder, manifest, sign_manifest(manifest, signer))
+    described = describe(folder, run_id="run", policy_version=version, shard_bytes=SHARD)
+    return Version(folder, described.manifest, sign_manifest(described.manifest, signer), described.torrent)
 
 
 def names_below(path: Path) -> set[str]:
@@ -100,8 +102,10 @@ class FakeSource:
     ranges: list[str] = field(default_factory=list)
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[str]:
+    async def serving(self, *routes: tuple[str, Handler]) -> AsyncIterator[str]:
         app = web.Application()
+        for path, handler in routes:
+            app.router.add_route("*", path, handler)
         app.router.add_get("/v1/head", self._head)
         app.router.add_get("/v1/manifests/{version}", self._manifest)
         app.router.add_get("/v1/shards/{digest}", self._shard)
@@ -156,15 +160,23 @@ async def origin_in_process(data_dir: Path, **options: Any) -> AsyncIterator[tup
 
 @asynccontextmanager
 async def relay_in_process(
-    data_dir: Path, *upstream: str, peers: Sequence[str] = (), port: int = 0, limits: ClientLimits = FAST
+    data_dir: Path,
+    *upstream: str,
+    peers: Sequence[str] = (),
+    port: int = 0,
+    limits: ClientLimits = FAST,
+    help_peers: bool = False,
 ) -> AsyncIterator[tuple[str, RelayCatalog]]:
     metrics = ShardcastMetrics()
     own_id = f"relay-{data_dir.name}"
     async with ShardcastClient(
         upstream, KEYS, data_dir, peers=peers, own_id=own_id, limits=limits, metrics=metrics
     ) as client:
-        catalog = RelayCatalog(client.store, metrics, client, keep_last=2, server_id=own_id)
-        app = ShardcastApp(catalog, ServerLimits()).build()
+        catalog = RelayCatalog(client.store, metrics, client, keep_last=2, server_id=own_id, help_peers=help_peers)
+        serving = ShardcastApp(catalog, ServerLimits())
+        app = serving.build()
+        if help_peers:
+            PeerService(serving).add_to(app)
         async with listening(app, "127.0.0.1", port, ServerLimits(shutdown_s=0.1)) as url:
             following = asyncio.create_task(catalog.follow())
             try:

@@ -50,9 +50,6 @@ async def publish(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    import os, sys
-    if 'DEBUG_SWARM' in os.environ:
-        sys.path.insert(0,'/tmp/swarmx'); import patch_dbg; patch_dbg.install()
     parser = argparse.ArgumentParser(description=__doc__)
     roles = parser.add_subparsers(required=True)
     worker = roles.add_parser("worker")
