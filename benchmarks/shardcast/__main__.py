@@ -15,6 +15,7 @@ variant can avoid, and which the counted bytes include.
 and workers asking for news every second.
 
 The sweep has 2 to 32 workers at `--sweep-mbit` with a smaller file: two cores can't carry 34 hosts at 200 Mbit/s.
+Shards shrink with files below 256 MiB, so that there are 128 of them as of 256 MiB in shards of the default size.
 """
 
 from __future__ import annotations
@@ -36,7 +37,16 @@ from pathlib import Path
 from benchmarks.shardcast import ours, published
 from benchmarks.shardcast.netns import Network, network
 from benchmarks.shardcast.ours import Plan
-from benchmarks.shardcast.report import MIB, Sample, origin_bound_s, summarize, table, tree_bound_s, with_ratios
+from benchmarks.shardcast.report import (
+    MIB,
+    Sample,
+    origin_bound_s,
+    shard_bytes,
+    summarize,
+    table,
+    tree_bound_s,
+    with_ratios,
+)
 from protocol.errors import RollswarmError, UserError
 
 RELAYS, WORKERS = 2, 4
@@ -148,7 +158,7 @@ async def _sweep(arguments: argparse.Namespace, chosen: list[str], scratch: Path
 async def _publish(publish: Publish, net: Network, version: Version, scratch: Path, label: str) -> Sample:
     limit_s = 60.0 + _GENEROUS * max(1.0, len(net.workers) / RELAYS) * version.bound_s
     with tempfile.TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True) as hosts:
-        sample = await publish(net, Plan(version.folder, Path(hosts), limit_s))
+        sample = await publish(net, Plan(version.folder, shard_bytes(version.size), Path(hosts), limit_s))
     print(
         f"{label}: first {sample.first_s:.2f} s, last {sample.last_s:.2f} s, "
         f"origin sent {sample.origin_sent / version.size:.2f} copies",

@@ -23,6 +23,7 @@ class Plan:
     """What is published and how long it may take."""
 
     folder: Path  # the version's files
+    shard_bytes: int
     scratch: Path  # emptied by the caller after each publication
     limit_s: float
 
@@ -87,6 +88,7 @@ async def _measure(
         net.origin,
         *(sys.executable, "-m", "benchmarks.shardcast.ours_host", "publish", "--origin", origin_url),
         *("--seed", seed.hex(), "--folder", str(plan.folder), "--data", str(origin_data), "--version", "0"),
+        *("--shard-bytes", str(plan.shard_bytes)),
         log_folder=plan.scratch,
     )
     async with publisher as publishing:

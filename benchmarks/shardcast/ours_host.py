@@ -41,7 +41,9 @@ async def publish(arguments: argparse.Namespace) -> None:
     """Publish a folder, and say how long it took to prepare and when it was announced."""
     begin = time.monotonic()
     identity = Identity.from_seed(bytes.fromhex(arguments.seed))
-    described = describe(arguments.folder, run_id=RUN, policy_version=arguments.version)
+    described = describe(
+        arguments.folder, run_id=RUN, policy_version=arguments.version, shard_bytes=arguments.shard_bytes
+    )
     envelope = sign_manifest(described.manifest, identity)
     await stage(arguments.folder, arguments.data, arguments.version, move=False, torrent=described.torrent)
     announced = time.monotonic()
@@ -64,6 +66,7 @@ def main() -> None:
     publisher.add_argument("--folder", type=Path)
     publisher.add_argument("--data", type=Path)
     publisher.add_argument("--version", type=int)
+    publisher.add_argument("--shard-bytes", type=int)
     publisher.set_defaults(run=publish)
     arguments = parser.parse_args()
     asyncio.run(arguments.run(arguments))

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-MIB = 2**20
+from shardcast.config import DEFAULT_SHARD_BYTES, MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,12 @@ class Sample:
     @property
     def last_s(self) -> float:
         return max(self.worker_s)
+
+
+def shard_bytes(size: int) -> int:
+    """The default for 256 MiB and more; for smaller files as many shards as 256 MiB have, at least 64 KiB each."""
+    fraction = 1 << max(0, (256 * MIB // size).bit_length() - 1)
+    return max(MIB // 16, DEFAULT_SHARD_BYTES // fraction)
 
 
 def origin_bound_s(size: int, mbit: float) -> float:
