@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from coordinator.leasing import Scheduling
 from protocol.errors import UserError, explain_validation
+from protocol.runfile import read_run_file
 from protocol.signing import public_key
 
 _RUN_ID_LENGTH = 64
@@ -167,14 +167,7 @@ class RunFile(_Section):
 
 def load_run_file(path: Path) -> RunFile:
     """Read and check a run file. Raises UserError that names the file, the field and what to do."""
-    try:
-        values = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"there is no run file {path}: `coordinator init` writes one") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the run file {path}: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from error
+    values = read_run_file(path)
     try:
         run_file = RunFile(**values)
     except ValidationError as error:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from protocol.errors import UserError, explain_validation
+from protocol.runfile import read_run_file
 
 
 class TrainerConfig(BaseModel):
@@ -68,14 +68,7 @@ class TrainerRun(BaseModel):
 
 def load_trainer_run(path: Path) -> TrainerRun:
     """Read a run file. Raises UserError that names the file and the field."""
-    try:
-        values = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"there is no run file {path}: `coordinator init` writes one") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the run file {path}: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from error
+    values = read_run_file(path)
     model = values.get("model")
     if not isinstance(model, dict) or not isinstance(model.get("path"), str):
         raise UserError(f"{path}: model.path: the folder of the initial policy is missing")

@@ -97,7 +97,7 @@ class VllmEngine:
             with _environment(self._log):
                 self._engine = await asyncio.to_thread(self._create, weights)
             capture_bytes = int(self._config.capture_gib * _GIB)
-            self._runner = (await self._engine.collective_rpc("install_capture", args=(capture_bytes,)))[0]
+            self._runner = (await self._engine.collective_rpc("install_capture", args=(capture_bytes, os.getpid())))[0]
             await self._label(weights)
         except Exception as error:
             fault = self._fault("the engine did not start", error)

@@ -10,6 +10,7 @@ from typing import Any
 
 from worker.vllm_engine import capture_v1, capture_v2
 from worker.vllm_engine.capture_store import CaptureStore, RequestTerms
+from worker.vllm_engine.orphan import end_with
 
 TERMS_KEY = "rollswarm"  # in SamplingParams.extra_args: {"id", "seed" (a string: 63 bits), "temperature"}
 
@@ -21,8 +22,10 @@ class CaptureExtension:
     vllm_config: Any
     _capture: CaptureStore
 
-    def install_capture(self, capture_bytes: int) -> str:
-        """Hook the model runner that really runs; says which: "v1" or "v2"."""
+    def install_capture(self, capture_bytes: int, owner: int) -> str:
+        """Hook the model runner that really runs; says which: "v1" or "v2". `owner`: the process id of the worker, which
+        this process does not outlive."""
+        end_with(owner)
         runner = self.model_runner
         hidden_size = self.vllm_config.model_config.get_hidden_size()
         self._capture = CaptureStore(

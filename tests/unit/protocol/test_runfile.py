@@ -1,0 +1,30 @@
+"""Reading run files: what is wrong is said in one sentence that names the file."""
+
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import UserError
+from protocol.runfile import read_run_file
+
+
+def test_a_run_file_is_a_tree_of_values(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[run]\nname = "x"\n[[environments]]\nname = "a"\n')
+    assert read_run_file(path) == {"run": {"name": "x"}, "environments": [{"name": "a"}]}
+
+
+def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="coordinator init"):
+        read_run_file(tmp_path / "run.toml")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [(b"run = ", "is not valid TOML"), (b"\xff\xfe", "cannot read the run file")]
+)
+def test_what_is_no_toml_is_named(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=words) as caught:
+        read_run_file(path)
+    assert str(path) in str(caught.value)
