@@ -59,6 +59,11 @@ class Catalog:
         """The newest version that clients are told of."""
         return self._head
 
+    @property
+    def closed(self) -> bool:
+        """Whether everyone who waits is to be answered now."""
+        return self._closed
+
     def announce(self, stored: StoredVersion) -> None:
         """Make a complete version the head, if it is newer."""
         self._raise_head(Head(stored.version, stored.digest))

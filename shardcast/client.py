@@ -252,7 +252,7 @@ class ShardcastClient:
                 await self.download(partial, on_bytes=report).run()
             stored = await asyncio.to_thread(self.store.finish, partial)
             if self._peering is not None:
-                self._peering.seed(stored)
+                self._peering.seed(stored, self._opened())
             if on_progress:
                 on_progress(Progress(total, total))
             return stored

@@ -33,7 +33,7 @@ async def run(
     """Fetch a version into `out` and print its folder; `peer_port` None is without peers. Raises UserError, SourceFault."""
     expected = _digest(digest)
     limits = ClientLimits(deadline_s=deadline_s)
-    swarm = None if peer_port is None else Swarm(SwarmConfig(peer_port, max_mbit, max_mbit))
+    swarm = None if peer_port is None else Swarm(SwarmConfig(peer_port, max_mbit))
     async with ShardcastClient(sources, trainer_keys, out, limits=limits, max_mbit=max_mbit, swarm=swarm) as client:
         if version is None:
             head = await client.head(wait_s=deadline_s)

@@ -26,15 +26,18 @@ from shardcast import bits
 from shardcast.catalog import Catalog
 from shardcast.handout import Handout
 from shardcast.peer_book import PeerBook
+from shardcast.pulse import Pulse
 from shardcast.server import IMMUTABLE, ShardcastApp, error_response
 from shardcast.sources import SERVER_HEADER, SHARD_HEADER, NotYet
 
 _MAX_VERSIONS = 16
 _MAX_WAIT_S = 25.0
 _MAX_ANNOUNCE_BYTES = 1024
+_READ_TIMEOUT_S = 10.0
 _AGAIN_S = 4.0
 _PEERS_PER_AGAIN_S = 50  # with more peers each announces more rarely
 _SENDING = 8  # shards handed out at a time
+_NAP_S = 1.0  # whoever waits looks again at least this often
 _SLOW_S = 3.0  # who takes longer no longer counts as being sent to: slow clients hold nobody up
 
 
@@ -122,33 +125,36 @@ class PeerService:
         except ValueError as error:
             return error_response(400, str(error))
         given = self._of(version, manifest)
-        index = await self._take(given, wanted, min(max(wait_s, 0.0), _MAX_WAIT_S))
-        if index is None:
+        taken = await self._take(given, wanted, min(max(wait_s, 0.0), _MAX_WAIT_S))
+        if taken is None:
             return web.Response(status=204, headers={"Cache-Control": "no-store", **self._name})
-        return await self._send(request, given, index)
+        index, slot = taken
+        try:
+            return await self._send(request, given, index)
+        finally:
+            self._slots.vacate(slot)
 
-    async def _take(self, given: Given, wanted: int, wait_s: float) -> int | None:
-        """The shard to give, with a slot to send it in; None if there was none in time."""
+    async def _take(self, given: Given, wanted: int, wait_s: float) -> tuple[int, int] | None:
+        """The shard to give, and the slot to send it in; None if there was none in time."""
         deadline = self._clock() + wait_s
+        await self._look(given, 0.0)
         while True:
             now = self._clock()
-            if self._slots.free:
-                index = given.handout.take(given.here, wanted, now)
-                if index is not None:
-                    self._slots.occupy(given, index)
-                    return index
-                due = given.handout.next_due(given.here, wanted, now)
-                left = min(deadline - now, math.inf if due is None else due)
-                await self._look(given, max(0.0, left))
-            else:
-                await self._slots.wait_free(max(0.0, deadline - now))
-            if self._clock() >= deadline:
+            index = given.handout.take(given.here, wanted, now) if self._slots.free else None
+            if index is not None:
+                return index, self._slots.occupy()
+            if now >= deadline or self._catalog.closed:
                 return None
+            if self._slots.free:
+                due = given.handout.next_due(given.here, wanted, now)
+                await self._look(given, min(deadline - now, _NAP_S, math.inf if due is None else due + 0.001))
+            else:
+                await self._slots.wait_free(deadline - now)
 
     async def _look(self, given: Given, wait_s: float) -> None:
         """Learn what is here by now, waiting for news if there is none."""
         if given.here == bits.full(len(given.manifest.shards)):
-            await asyncio.sleep(wait_s)
+            await self._catalog.changed.wait_until(lambda: self._catalog.closed, wait_s)
             return
         have = await self._catalog.have(given.manifest.total_digest, given.epoch, given.known, wait_s)
         if have is None:
@@ -175,7 +181,6 @@ class PeerService:
         except NotYet:
             return error_response(503, "this shard is on its way here; ask again", 1)
         finally:
-            self._slots.vacate(given, index)
             if not whole:
                 given.handout.give_back(index)
 
@@ -198,34 +203,31 @@ class Slots:
     def __init__(self, most: int, slow_s: float) -> None:
         self._most = most
         self._slow_s = slow_s
-        self._timers: dict[tuple[int, int], asyncio.TimerHandle] = {}
-        self._freed = asyncio.Event()
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._last = 0
+        self._freed = Pulse()
 
     @property
     def free(self) -> bool:
         """Whether another may be sent."""
         return len(self._timers) < self._most
 
-    def occupy(self, given: Given, index: int) -> None:
-        """One is being sent."""
-        key = (id(given), index)
-        self._timers[key] = asyncio.get_running_loop().call_later(self._slow_s, self.vacate, given, index)
+    def occupy(self) -> int:
+        """Take a slot; returns its number."""
+        self._last += 1
+        self._timers[self._last] = asyncio.get_running_loop().call_later(self._slow_s, self.vacate, self._last)
+        return self._last
 
-    def vacate(self, given: Given, index: int) -> None:
-        """It was sent, or takes too long."""
-        timer = self._timers.pop((id(given), index), None)
+    def vacate(self, slot: int) -> None:
+        """The slot is free again, if it wasn't already."""
+        timer = self._timers.pop(slot, None)
         if timer is not None:
             timer.cancel()
-            freed, self._freed = self._freed, asyncio.Event()
-            freed.set()
+            self._freed.beat()
 
     async def wait_free(self, wait_s: float) -> None:
         """Return when one more may be sent, or after `wait_s`."""
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._freed.wait()
-        except TimeoutError:
-            pass
+        await self._freed.wait_until(lambda: self.free, wait_s)
 
 
 def _not_yet() -> web.Response:
@@ -239,7 +241,11 @@ async def _read(request: web.Request, most: int) -> bytes:
     """The body. Raises ValueError if it is longer than `most` bytes."""
     if request.content_length is None or request.content_length > most:
         raise ValueError(f"at most {most} bytes with their length announced are due")
-    return await request.read()
+    try:
+        async with asyncio.timeout(_READ_TIMEOUT_S):
+            return await request.read()
+    except TimeoutError:
+        raise ValueError("the body didn't come in time") from None
 
 
 def _version(request: web.Request) -> int | None:

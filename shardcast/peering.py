@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 from protocol.errors import OurFault, SourceFault
 from protocol.manifest import Manifest
@@ -43,6 +44,7 @@ class Peering:
         self._swarm_limits = swarm_limits
         self._meetings: dict[int, list[asyncio.Task[None]]] = {}
         self._seeding: dict[int, Member] = {}
+        self._starting: dict[int, asyncio.Task[None]] = {}
         self._tending: asyncio.Task[None] | None = None
 
     @property
@@ -68,7 +70,15 @@ class Peering:
         torrent = None if layout is None else await find_torrent(partial.manifest, layout, pool)
         if layout is None or torrent is None:
             return False
-        member = self._join(partial, layout, torrent, pool)
+        have = [False] * layout.pieces
+        for pieces in layout.pieces_of([partial.manifest.shards[index] for index in partial.have]):
+            have[pieces.start : pieces.stop] = [True] * len(pieces)
+        await self.drop(partial.manifest.policy_version)
+        try:
+            member = self._join(partial.manifest, layout, torrent, pool, partial.folder, have)
+        except OurFault as error:
+            log.warning("going on without peers: %s", error, extra={"action": "peers"})
+            return False
         run = SwarmDownload(
             partial,
             member,
@@ -94,16 +104,23 @@ class Peering:
         self._seeding[member.version] = member
         return True
 
-    def seed(self, stored: StoredVersion) -> None:
-        """The version that `fill` filled is whole, and lies where it stays."""
+    def seed(self, stored: StoredVersion, pool: SourcePool) -> None:
+        """A version is whole, and lies where it stays: offer it to peers from now on, also if it came another way."""
         member = self._seeding.get(stored.version)
         if member is not None:
             member.moved_to(stored.path)
-            if self._tending is None:
-                self._tending = asyncio.create_task(self._tend())
+        elif stored.version not in self._starting:
+            task = self._starting[stored.version] = asyncio.create_task(self._begin_seeding(stored, pool))
+            task.add_done_callback(lambda _: self._starting.pop(stored.version, None))
+        if self._tending is None:
+            self._tending = asyncio.create_task(self._tend())
 
     async def drop(self, version: int) -> None:
-        """Take no more part in a version."""
+        """Take no more part in a version. Raises OurFault."""
+        starting = self._starting.pop(version, None)
+        if starting is not None:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
         member = self._seeding.pop(version, None)
         if member is not None:
             await self._leave(member)
@@ -111,6 +128,7 @@ class Peering:
     async def close(self) -> None:
         """Leave all swarms."""
         tasks = [task for tasks in self._meetings.values() for task in tasks]
+        tasks += self._starting.values()
         if self._tending is not None:
             tasks.append(self._tending)
         for task in tasks:
@@ -120,12 +138,29 @@ class Peering:
         self._seeding.clear()
         await self._swarm.close()
 
-    def _join(self, partial: PartialVersion, layout: Layout, torrent: bytes, pool: SourcePool) -> Member:
-        have = [False] * layout.pieces
-        for pieces in layout.pieces_of([partial.manifest.shards[index] for index in partial.have]):
-            have[pieces.start : pieces.stop] = [True] * len(pieces)
-        paths = [file.path for file in partial.manifest.files]
-        member = self._swarm.join(layout, torrent, paths, partial.folder, have)
+    async def _begin_seeding(self, stored: StoredVersion, pool: SourcePool) -> None:
+        layout = Layout.of(stored.manifest)
+        torrent = None if layout is None else await find_torrent(stored.manifest, layout, pool)
+        if layout is None or torrent is None or self._store.get(stored.version) is None:
+            return
+        try:
+            have = [True] * layout.pieces
+            member = self._join(stored.manifest, layout, torrent, pool, stored.path, have)
+            self._seeding[stored.version] = member
+        except OurFault as error:
+            log.warning("not seeding: %s", error, extra={"action": "seed", "version": stored.version})
+
+    def _join(
+        self,
+        manifest: Manifest,
+        layout: Layout,
+        torrent: bytes,
+        pool: SourcePool,
+        folder: Path,
+        have: list[bool],
+    ) -> Member:
+        paths = [file.path for file in manifest.files]
+        member = self._swarm.join(layout, torrent, paths, folder, have)
         self._meetings[member.version] = [
             asyncio.create_task(self._meet(member, source, pool)) for source in pool.sources.values()
         ]

@@ -39,7 +39,6 @@ class SwarmConfig:
 
     port: int = DEFAULT_PORT
     max_upload_mbit: float | None = None
-    max_download_mbit: float | None = None
     connections: int = 60
     uploads: int = 40  # peers sent to at a time
 
@@ -86,14 +85,13 @@ class Member:
         self.handle.clear_error()
         self.handle.resume()
 
-    def rates(self) -> tuple[float, float]:
-        """Payload bytes per second received and sent."""
-        status = self.handle.status()
-        return float(status.download_payload_rate), float(status.upload_payload_rate)
+    def received(self) -> int:
+        """Payload bytes that came from peers so far."""
+        return int(self.handle.status().total_payload_download)
 
-    def peers(self) -> int:
-        """How many peers are connected."""
-        return int(self.handle.status().num_peers)
+    def limit_download(self, bytes_per_s: float) -> None:
+        """Take no more than so much from peers."""
+        self.handle.set_download_limit(max(1, int(bytes_per_s)))
 
 
 class Swarm:
@@ -125,6 +123,7 @@ class Swarm:
 
         `paths`: the manifest's paths in its order, below `folder`, where every file exists at its full size. `have`:
         which pieces are right already; they are taken at their word. The torrent must have passed `Layout.check`.
+        Raises OurFault.
         """
         lt, session = self._lt, self._opened()
         parameters = lt.load_torrent_buffer(torrent)
@@ -135,13 +134,19 @@ class Swarm:
         parameters.flags = (
             flags.no_verify_files | flags.disable_dht | flags.disable_lsd | flags.disable_pex | flags.duplicate_is_error
         )
-        handle = session.add_torrent(parameters)
+        try:
+            handle = session.add_torrent(parameters)
+        except RuntimeError as error:
+            raise OurFault(f"libtorrent refuses version {layout.version}: {error}") from error
         member = Member(handle, layout, 0, lt.move_flags_t.reset_save_path_unchecked)
         self._members[str(handle.info_hashes().v1)] = member
         return member
 
     async def leave(self, member: Member) -> None:
-        """Stop taking part; when this returns, libtorrent writes and reads this version's files no more."""
+        """Stop taking part; when this returns, libtorrent writes and reads this version's files no more.
+
+        Raises OurFault if it doesn't let go.
+        """
         key = next((key for key, each in self._members.items() if each is member), None)
         if key is None or self._session is None:
             return
@@ -254,7 +259,6 @@ def session_settings(config: SwarmConfig, lt: Any) -> dict[str, Any]:
         "active_seeds": -1,
         "active_limit": -1,
         "upload_rate_limit": _bytes_per_s(config.max_upload_mbit),
-        "download_rate_limit": _bytes_per_s(config.max_download_mbit),
         "alert_queue_size": 100_000,
         "alert_mask": lt.alert_category.error
         | lt.alert_category.status

@@ -37,6 +37,7 @@ log = logging.getLogger("shardcast")
 _IDLE_S = 0.25
 _LOOK_S = 0.1  # what peers have is looked at this often at most
 _WAIT_S = 1.0  # how long a server may hold the question for a shard of its own share
+_SHARE_S = 0.5
 _TRIES = 3  # wrong hashes of one shard on disk, after which peers are left alone
 
 
@@ -96,6 +97,7 @@ class SwarmDownload:
         self._widened: set[str] = set()  # servers that had nothing of their share: asked for any, the next time
         self._lone = 0  # shards that no connected peer has a piece of, and that didn't come from a server either
         self._looked_at = -1.0
+        self._from_servers = 0  # bytes
         self._pulse = Pulse()
         self._last_byte = self._last_peer_piece = clock()
 
@@ -106,6 +108,8 @@ class SwarmDownload:
         try:
             async with asyncio.TaskGroup() as group:
                 helpers = [group.create_task(self._copy_locals())]
+                if self._throttle is not None:
+                    helpers.append(group.create_task(self._share(self._throttle)))
                 for source in self._pool.sources.values():
                     helpers += [
                         group.create_task(self._take_from(source)) for _ in range(self._swarm_limits.per_source)
@@ -181,6 +185,7 @@ class SwarmDownload:
             self._ours.add(piece)
             self._member.add_piece(piece, data)
         count = sum(map(len, chunks))
+        self._from_servers += count
         if self._metrics:
             self._metrics.received("relay").inc(count)
         if self._throttle:
@@ -235,6 +240,19 @@ class SwarmDownload:
                 self._member.add_piece(piece, self._member.layout.padded(piece, own))
 
     # From the peers
+
+    async def _share(self, throttle: Throttle) -> None:
+        """Keep peers and servers together under the cap: peers get what servers leave, and servers wait for both."""
+        received = self._member.received()
+        from_servers = 0
+        while True:
+            rate = (self._from_servers - from_servers) / _SHARE_S
+            from_servers = self._from_servers
+            self._member.limit_download(max(throttle.bytes_per_s / 8, throttle.bytes_per_s - rate))
+            await asyncio.sleep(_SHARE_S)
+            now = self._member.received()
+            throttle.charge(now - received)
+            received = now
 
     def _on_piece(self, piece: int) -> None:
         index = self._shard_of[piece]

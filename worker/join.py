@@ -87,7 +87,7 @@ def _swarm(config: WorkerConfig) -> Swarm | None:
     """Only if this machine's owner asked for peers."""
     if not config.peers:
         return None
-    return Swarm(SwarmConfig(config.peer_port, config.max_upload_mbit, config.max_download_mbit))
+    return Swarm(SwarmConfig(config.peer_port, config.max_upload_mbit))
 
 
 def _stop_on_signals(worker: Worker) -> None:
