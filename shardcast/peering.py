@@ -1,7 +1,7 @@
 """A client's side of swapping versions: joins their swarms, fills from them, and goes on seeding what is whole.
 
 Loops: `_meet`, one per version and server, tells the server where this client is and calls the peers that it names, as
-long as the version is swapped; `_tend` leaves the swarms of versions that were removed.
+long as the version is swapped; `_tend` leaves the swarms of versions that were removed, or can't be read any more.
 """
 
 from __future__ import annotations
@@ -192,7 +192,9 @@ class Peering:
     async def _tend(self) -> None:
         while True:
             await asyncio.sleep(_TEND_S)
-            for version in [each for each in self._seeding if self._store.get(each) is None]:
+            for version in [
+                each for each, member in self._seeding.items() if member.error or not self._store.get(each)
+            ]:
                 with contextlib.suppress(OurFault):
                     await self.drop(version)
 

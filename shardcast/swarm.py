@@ -52,6 +52,7 @@ class Member:
         self.layout = layout
         self.on_piece: Callable[[int], None] | None = None
         self.error: str | None = None
+        self.failed = asyncio.Event()
         self.flushed = asyncio.Event()
         self.gone = asyncio.Event()
         self.handle = handle
@@ -84,6 +85,7 @@ class Member:
         self.handle.move_storage(str(folder), self._reset_path)
         self.handle.clear_error()
         self.handle.resume()
+        self.error = None
 
     def received(self) -> int:
         """Payload bytes that came from peers so far."""
@@ -218,6 +220,7 @@ class Swarm:
             member.flushed.set()
         else:
             member.error = alert.message()
+            member.failed.set()
 
 
 def session_settings(config: SwarmConfig, lt: Any) -> dict[str, Any]:

@@ -167,7 +167,7 @@ class SwarmDownload:
                     raise Misbehaved(f"{source.url}: gives shard {index}, which was not asked for")
                 self._taken |= 1 << index
                 try:
-                    feed = _Feed(self._pieces[index], shard.size, self._member.layout.piece_bytes)
+                    feed = Feed(self._pieces[index], shard.size, self._member.layout.piece_bytes)
                     await offer.read(shard.size, lambda chunks: self._feed(source, feed, chunks))
                 finally:
                     self._taken &= ~(1 << index)
@@ -176,7 +176,7 @@ class SwarmDownload:
         if self._metrics:
             self._metrics.shard_seconds.observe(seconds)
 
-    async def _feed(self, source: Source, feed: _Feed, chunks: list[bytes]) -> None:
+    async def _feed(self, source: Source, feed: Feed, chunks: list[bytes]) -> None:
         self._last_byte = self._clock()
         for piece, data in feed.take(chunks):
             data = self._member.layout.padded(piece, data)
@@ -293,7 +293,7 @@ class SwarmDownload:
             self._whole.put_nowait(index)
 
 
-class _Feed:
+class Feed:
     """Cuts a shard's bytes into its pieces as they come."""
 
     def __init__(self, pieces: range, size: int, piece_bytes: int) -> None:
