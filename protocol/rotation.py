@@ -5,8 +5,9 @@ above `after_version` are signed by `new_key`, and no longer by the key that sig
 key that was rotated away can sign nothing above it, to anybody who has seen the statement.
 
 The rules, all checked by `KeyRing.extended`: a statement is signed by a key that the ring holds and that was not
-rotated yet (the first of two is kept: no forks), leads to a key that was never part of the chain (no loops), belongs
-to the ring's run if that is known, and its version is not below that from which its own signer signs.
+rotated yet (the first of two is kept: no forks), leads to a key that was never part of the chain (no loops), and its
+version is not below that from which its own signer signs. A statement counts for its own run alone, so that a key that
+serves two runs can be rotated in one without anybody replaying the statement in the other.
 """
 
 from __future__ import annotations
@@ -89,47 +90,39 @@ def open_rotation(envelope: SignedEnvelope) -> KeyRotation:
 
 @dataclass(frozen=True, slots=True)
 class KeyRing:
-    """The keys of one run's trainer: those pinned, and those that statements lead to. Values; extended by copying."""
+    """The keys of a trainer: those pinned, and, per run, those that statements lead to. A value; extended by copying."""
 
     pinned: frozenset[str]
-    run_id: str | None = None
     statements: tuple[SignedEnvelope, ...] = ()
-    _first: Mapping[str, int] = field(default_factory=dict)  # key → lowest version that it signs, if not pinned
-    _last: Mapping[str, int] = field(default_factory=dict)  # rotated key → highest version that it signs
+    _first: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (run, new key) → lowest version it signs
+    _last: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (run, old key) → highest version it signs
 
     @classmethod
-    def of(cls, pinned: Collection[str], run_id: str | None = None) -> KeyRing:
+    def of(cls, pinned: Collection[str]) -> KeyRing:
         """The ring before any rotation."""
-        return cls(frozenset(pinned), run_id)
-
-    @property
-    def keys(self) -> frozenset[str]:
-        """All keys that ever signed or sign."""
-        return self.pinned | frozenset(self._first)
+        return cls(frozenset(pinned))
 
     def extended(self, envelope: SignedEnvelope) -> KeyRing:
         """The ring with one statement more; itself if it has that one. Raises InvalidRotation."""
         if envelope in self.statements:
             return self
         rotation = open_rotation(envelope)
-        if rotation.old_key not in self.keys:
+        old, new = (rotation.run_id, rotation.old_key), (rotation.run_id, rotation.new_key)
+        if rotation.old_key not in self.pinned and old not in self._first:
             raise InvalidRotation(f"a key rotation by {short_id(rotation.old_key)}…, which no pinned key leads to")
-        if self.run_id is not None and rotation.run_id != self.run_id:
-            raise InvalidRotation(f"a key rotation of run {rotation.run_id!r:.60}, this is run {self.run_id!r}")
-        if rotation.old_key in self._last:
+        if old in self._last:
             raise InvalidRotation(f"a second key rotation by {short_id(rotation.old_key)}…: the first one counts")
-        if rotation.new_key in self._first or rotation.new_key in self._last or rotation.new_key == rotation.old_key:
+        if new in self._first or new in self._last or new == old:
             raise InvalidRotation(f"a key rotation back to {short_id(rotation.new_key)}…, which was used before")
-        if rotation.after_version < self._first.get(rotation.old_key, 0) - 1:
+        if rotation.after_version < self._first.get(old, 0) - 1:
             raise InvalidRotation("a key rotation from a version on that its own key didn't sign yet")
         if len(self.statements) >= MAX_ROTATIONS:
             raise InvalidRotation(f"more than {MAX_ROTATIONS} key rotations")
         return KeyRing(
             self.pinned,
-            self.run_id or rotation.run_id,
             (*self.statements, envelope),
-            {**self._first, rotation.new_key: rotation.after_version + 1},
-            {**self._last, rotation.old_key: rotation.after_version},
+            {**self._first, new: rotation.after_version + 1},
+            {**self._last, old: rotation.after_version},
         )
 
     def follow(self, envelopes: Iterable[SignedEnvelope]) -> tuple[KeyRing, list[InvalidRotation]]:
@@ -142,21 +135,21 @@ class KeyRing:
                 faults.append(fault)
         return ring, faults
 
-    def check(self, key_id: str, version: int) -> None:
-        """Raise BadSignature unless the key signs this version."""
-        if key_id not in self.keys:
+    def check(self, key_id: str, run_id: str, version: int) -> None:
+        """Raise BadSignature unless the key signs this version of the run."""
+        first = self._first.get((run_id, key_id))
+        if key_id not in self.pinned and first is None:
             raise BadSignature(f"signed by {key_id[:24]}…, which is not a key this run pins")
-        last = self._last.get(key_id)
+        last = self._last.get((run_id, key_id))
         if last is not None and version > last:
             raise BadSignature(f"signed by {key_id[:24]}…, which was rotated away after version {last}")
-        first = 0 if key_id in self.pinned else self._first[key_id]
-        if version < first:
+        if key_id not in self.pinned and first is not None and version < first:
             raise BadSignature(f"signed by {key_id[:24]}…, which signs from version {first} on")
 
     def open_manifest(self, envelope: SignedEnvelope) -> Manifest:
         """A manifest signed by the key that signs its version. Raises BadSignature or InvalidManifest."""
-        manifest = open_manifest(envelope, self.keys)
-        self.check(envelope.key_id, manifest.policy_version)
+        manifest = open_manifest(envelope, self.pinned | {key for _, key in self._first})
+        self.check(envelope.key_id, manifest.run_id, manifest.policy_version)
         return manifest
 
 

@@ -51,6 +51,7 @@ class Catalog:
         self._head: Head | None = None
         self.changed = Pulse()  # beats when the head, or what is here or on its way, changes
         self._closed = False
+        self._rotations = len(store.keys.ring.statements)
         if store.head is not None:
             self.announce(store.head)
 
@@ -119,6 +120,15 @@ class Catalog:
             "next_version": 0 if self.store.names.latest is None else self.store.names.latest + 1,
             "sources": [],
         }
+
+    def reconsider(self) -> None:
+        """After a rotation of the trainer's key: what a rotated-away key signed above its last version is no head."""
+        if len(self.store.keys.ring.statements) == self._rotations:
+            return
+        self._rotations = len(self.store.keys.ring.statements)
+        complete = self.store.head
+        self._head = None if complete is None else Head(complete.version, complete.digest)
+        self.changed.beat()
 
     def close(self) -> None:
         """Answer all waiting clients now."""

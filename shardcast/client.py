@@ -18,7 +18,7 @@ from types import TracebackType
 import aiohttp
 
 from protocol.errors import BadSignature, SourceFault
-from protocol.manifest import Digest, Manifest, SignedEnvelope, manifest_digest, open_manifest
+from protocol.manifest import Digest, InvalidManifest, Manifest, SignedEnvelope, manifest_digest
 from shardcast.asker import CLIENT, Asker, Kind
 from shardcast.bandwidth import Throttle
 from shardcast.config import ClientLimits, parse_keys, parse_source, parse_sources
@@ -39,7 +39,9 @@ log = logging.getLogger("shardcast")
 
 _RETRY_PAUSE_S = 0.5
 _HEAD_GRACE_S = 0.5
+_KEYS_EVERY_S = 30.0
 _MANIFESTS_KEPT = 8
+_MAX_PEERS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +86,16 @@ class ShardcastClient:
         self._peers = [url for url in dict.fromkeys(map(parse_source, peers)) if url not in self._urls]
         self.own_id = own_id
         self.manners = Manners(clock)
-        self._pinned = parse_keys(pinned_keys)
         self._limits = limits or ClientLimits()
         self._run_id = run_id
         self._throttle = Throttle.from_mbit(max_mbit)
         self._metrics = metrics
         self._rng = rng or random.Random()
         self._clock = clock
-        self.store = store or VersionStore(Path(cache_dir), self._pinned, durable=False)
+        self.store = store or VersionStore(Path(cache_dir), parse_keys(pinned_keys), durable=False)
         self._peering = Peering(swarm, self.store, self._limits, SwarmLimits()) if swarm else None
         self._manifests: dict[Digest, tuple[Manifest, SignedEnvelope]] = {}
+        self._keys_asked: dict[str, float] = {}  # when each source was last asked for rotations of the key
         self._announced = -1  # the newest version that was proven to exist
         self._session: aiohttp.ClientSession | None = None
         self._pool: SourcePool | None = None
@@ -203,6 +205,16 @@ class ShardcastClient:
             self._metrics.set_versions(version, self._announced)
         return stored.path
 
+    def add_peers(self, urls: Iterable[str]) -> None:
+        """Siblings more, from the next version on. Known ones stay; so many at most that they can all be asked."""
+        for url in map(parse_source, urls):
+            if url in self._urls or url in self._peers or len(self._peers) >= _MAX_PEERS:
+                continue
+            self._peers.append(url)
+            if self._pool is not None and self._session is not None:
+                self._pool.add(Source(url, self._session, self._limits, peer=True, asker=self._as_sibling))
+            log.info("a sibling: %s", url, extra={"action": "add_peer", "source": url})
+
     def prune(self, keep: Iterable[int]) -> list[int]:
         """Remove every complete version but these; their numbers stay bound. Returns what was removed. Blocking.
 
@@ -308,6 +320,7 @@ class ShardcastClient:
     async def _proven_head(self, source: Source, after: int | None, wait_s: float) -> Head | None:
         pool = self._opened()
         try:
+            await self._follow_keys(source)
             head = await source.head(after, wait_s)
             if head is None or (after is not None and head.version <= after):
                 return None
@@ -323,10 +336,11 @@ class ShardcastClient:
         """Ask one source and check everything. Raises Misbehaved, Unavailable."""
         if expected is not None and expected in self._manifests:
             return self._manifests[expected]
+        await self._follow_keys(source)
         envelope = await source.envelope(version)
         try:
-            manifest = await asyncio.to_thread(open_manifest, envelope, self._pinned)
-        except (BadSignature, SourceFault) as error:
+            manifest = await self._open_manifest(source, envelope)
+        except (BadSignature, InvalidManifest) as error:
             raise Misbehaved(f"{source.url}: manifest of version {version} refused: {error}") from None
         digest = manifest_digest(envelope.payload)
         self._check_manifest(source, manifest, version)
@@ -338,6 +352,26 @@ class ShardcastClient:
         self._remember(digest, manifest, envelope)
         self._announced = max(self._announced, version)
         return manifest, envelope
+
+    async def _open_manifest(self, source: Source, envelope: SignedEnvelope) -> Manifest:
+        try:
+            return await asyncio.to_thread(self.store.keys.open_manifest, envelope)
+        except BadSignature:
+            await self._follow_keys(source, within_s=0.0)  # it may have been rotated a moment ago
+            return await asyncio.to_thread(self.store.keys.open_manifest, envelope)
+
+    async def _follow_keys(self, source: Source, within_s: float = _KEYS_EVERY_S) -> None:
+        """Ask a source, now and then, for rotations of the trainer's key, and keep those that extend the chain.
+
+        Every source is asked, before its news is waited for, so that no single one can hide a rotation.
+        """
+        asked = self._keys_asked.get(source.url)
+        if asked is not None and self._clock() - asked < within_s:
+            return
+        statements = await source.rotations()
+        self._keys_asked[source.url] = self._clock()
+        if await asyncio.to_thread(self.store.extend_keys, statements):
+            self._manifests.clear()  # some may be signed by a key that was rotated away
 
     def _check_manifest(self, source: Source, manifest: Manifest, version: int) -> None:
         if manifest.policy_version != version:

@@ -32,9 +32,7 @@ class ClientLimits:
     explore: float = 0.1  # share of shards asked from a source at random
     have_wait_s: float = 10.0  # how long a source may hold the question which shards it has
     hint_patience_s: float = 5.0  # without a byte for so long, sources are asked for what they didn't say they have
-    # A relay asks its origin for what its siblings wouldn't bring within this, if it is idle; or if it is busy.
-    sibling_patience_s: float = 10.0
-    sibling_patience_busy_s: float = 600.0
+    sibling_patience_s: float = 10.0  # an idle relay asks its origin for what its siblings wouldn't bring within this
 
 
 # A relay's siblings come first: what one has and the other hasn't is what their clients wait for.
@@ -46,7 +44,8 @@ class ServerLimits:
     """What an origin or a relay grants its clients. Seconds and counts."""
 
     max_connections: int = 1024
-    max_requests_per_address: int = 128  # in flight; behind one proxy all clients share an address
+    max_connections_per_address: int = 256  # behind one proxy all clients share an address
+    max_requests_per_address: int = 128  # in flight
     head_wait_s: float = 60.0
     shard_wait_s: float = 25.0
     send_timeout_s: float = 60.0  # a client must take one slice (1 MiB) within this

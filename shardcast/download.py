@@ -41,7 +41,7 @@ class Download:
     """One run that fills one partial version. `on_shard` is called in the event loop for each verified shard.
 
     `own_id`: the id of the relay that downloads, which makes it spare its origin; empty for everyone else. `busy`:
-    whether that relay has clients to serve all the time, so that it can be more patient with its siblings.
+    whether that relay has clients to serve all the time, so that its siblings' clients come first.
     """
 
     def __init__(
@@ -82,8 +82,7 @@ class Download:
         self._pulse = Pulse()
         self._last_byte = clock()
         self._siblings = RateMeter()
-        self._backlog_since: float | None = None  # since when siblings have something for us, at this busyness
-        self._backlog_busy = False
+        self._backlog_since: float | None = None  # since when this relay is idle and siblings have something for it
         self._copying = store is not None
 
     def demand(self, index: int) -> None:
@@ -148,12 +147,15 @@ class Download:
     def _views(self, now: float) -> dict[str, View]:
         blind = now - self._last_byte > self._limits.hint_patience_s
         spared = self._spared()
+        busy = self._busy()
         views = {}
         for url, stats in self._pool.stats.items():
             holding = self._availability.of(url)
             have = self._availability.full if blind else holding.have
             # One at a time at first: six that begin together also end together, and nothing can be passed on before.
-            most = min(self._limits.parallel_per_source, 1 + self._brought[url])
+            # And one at a time from siblings while both sides have clients to serve: more would share what is little.
+            polite = busy and self._pool.sources[url].peer
+            most = 1 if polite else min(self._limits.parallel_per_source, 1 + self._brought[url])
             views[url] = View(stats, have, holding.claims(now), url in spared, most)
         return views
 
@@ -174,16 +176,15 @@ class Download:
         lag = self._siblings_lag([views[url].have for url in siblings], now)
         ids = {self._availability.of(url).server_id for url in siblings} - {""}
         own = selection.slice_of(ids, self._own_id, len(self._shards))
-        return Wish(self._missing, bits.of(self._cut), own, spare=not lag)
+        return Wish(self._missing, bits.of(self._cut), own, only_own=self._busy(), spare=not lag)
 
     def _siblings_lag(self, haves: list[int], now: float) -> bool:
         held = functools.reduce(operator.or_, haves, 0)
         backlog = (self._missing & held).bit_count() * self._shards[0].size
-        busy = self._busy()
-        if not backlog or busy != self._backlog_busy or self._backlog_since is None:
-            self._backlog_since, self._backlog_busy = now, busy
-        patience = self._limits.sibling_patience_busy_s if busy else self._limits.sibling_patience_s
-        return selection.siblings_lag(backlog, self._siblings.rate(now), now - self._backlog_since, patience)
+        if not backlog or self._busy() or self._backlog_since is None:
+            self._backlog_since = now
+        since = now - self._backlog_since
+        return selection.siblings_lag(backlog, self._siblings.rate(now), since, self._limits.sibling_patience_s)
 
     def _choose_hedge(self, views: dict[str, View], wish: Wish, now: float) -> Pick | None:
         flights = [

@@ -62,6 +62,10 @@ def relay(
             "--peer", help="URL of a sibling: relays that fill from one another spare the origin. Repeatable."
         ),
     ] = None,
+    coordinator: Annotated[
+        str | None,
+        typer.Option("--coordinator", help="Its URL: siblings are learnt from it, and which versions are needed."),
+    ] = None,
     data_dir: DataDir = Path("shardcast-relay"),
     host: Host = "0.0.0.0",
     port: Port = 8601,
@@ -70,15 +74,33 @@ def relay(
         float | None, typer.Option("--max-bandwidth-mbit", min=0.1, help="Most megabits per second sent to clients.")
     ] = None,
     peers: HelpPeers = True,
+    max_disk_gib: Annotated[
+        float | None, typer.Option("--max-disk-gib", min=0.01, help="Most room for versions; older ones make way.")
+    ] = None,
+    max_connections: Annotated[int, typer.Option("--max-connections", min=1, help="Connections at once.")] = 1024,
+    max_connections_per_address: Annotated[
+        int, typer.Option("--max-connections-per-address", min=1, help="And from one address (IPv6: one /64).")
+    ] = 256,
 ) -> None:
     """Pass versions on. A relay can be slow or absent; it can't corrupt anything."""
     from shardcast import serve
 
-    _run(
-        lambda: serve.serve_relay(
-            origin, peer or [], trainer_key, data_dir, host, port, keep, max_bandwidth_mbit, peers
-        )
+    options = serve.RelayOptions(
+        origins=origin,
+        peers=peer or [],
+        trainer_keys=trainer_key,
+        data_dir=data_dir,
+        host=host,
+        port=port,
+        keep=keep,
+        coordinator=coordinator,
+        max_bandwidth_mbit=max_bandwidth_mbit,
+        max_disk_gib=max_disk_gib,
+        max_connections=max_connections,
+        max_connections_per_address=max_connections_per_address,
+        help_peers=peers,
     )
+    _run(lambda: serve.serve_relay(options))
 
 
 @app.command()
@@ -123,6 +145,25 @@ def fetch(
             peer_port=peer_port if peers else None,
         )
     )
+
+
+@app.command("rotate-key")
+def rotate_key(
+    old_key: Annotated[Path, typer.Option("--old-key", help="Key file that signs the run's versions now.")],
+    new_key: Annotated[Path, typer.Option("--new-key", help="Key file that signs them from now on; made if absent.")],
+    origin: Annotated[str, typer.Option("--origin", help="URL of the run's origin.")] = "http://127.0.0.1:8600",
+    after_version: Annotated[
+        int | None,
+        typer.Option("--after-version", min=0, help="Last version that the old key signs; the newest if not given."),
+    ] = None,
+    run_id: Annotated[
+        str | None, typer.Option("--run-id", help="The run; that of the newest version otherwise.")
+    ] = None,
+) -> None:
+    """Let another key sign the run's versions. Relays, workers and verifiers follow by themselves."""
+    from shardcast import rotate_command
+
+    _run(lambda: rotate_command.run(origin, old_key, new_key, after_version, run_id))
 
 
 @app.command()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
@@ -10,7 +13,8 @@ _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 class ShardcastMetrics:
     """`peer` is the kind of party that bytes came from or went to: origin, relay, or client. Never an address."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.registry = CollectorRegistry()
         self.bytes_total = Counter(
             "rollswarm_shardcast_bytes",
@@ -37,6 +41,20 @@ class ShardcastMetrics:
             registry=self.registry,
         )
 
+        self.lag_seconds = Gauge(
+            "rollswarm_shardcast_lag_seconds",
+            "For how long a newer version than the newest complete one here has been known; 0 if there is none.",
+            registry=self.registry,
+        )
+        self.refused = Counter(
+            "rollswarm_shardcast_refused_connections",
+            "Connections closed at once: too many in all, or from one address.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self._behind_since: float | None = None
+        self.lag_seconds.set_function(lambda: self.behind_s)
+
     def received(self, kind: str) -> Counter:
         """The counter of bytes that came from a kind of source."""
         return self.bytes_total.labels("in", kind if kind in ("origin", "relay") else "origin")
@@ -45,11 +63,22 @@ class ShardcastMetrics:
         """The counter of bytes that went to relays or to everyone else (a relay says so itself; it proves nothing)."""
         return self.bytes_total.labels("out", "relay" if to_relay else "client")
 
+    def count_refused(self, reason: str) -> None:
+        """A connection was closed at once."""
+        self.refused.labels(reason).inc()
+
     def set_versions(self, complete: int | None, announced: int | None) -> None:
         """Set the two gauges; None is "no version yet"."""
         have = -1 if complete is None else complete
+        lag = max(0, (-1 if announced is None else announced) - have)
         self.version.set(have)
-        self.lag_versions.set(max(0, (-1 if announced is None else announced) - have))
+        self.lag_versions.set(lag)
+        self._behind_since = None if not lag else self._behind_since or self._clock()
+
+    @property
+    def behind_s(self) -> float:
+        """For how long a newer version than the newest complete one here has been known; 0 if there is none."""
+        return 0.0 if self._behind_since is None else self._clock() - self._behind_since
 
     def render(self) -> bytes:
         """The text exposition format."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from protocol.errors import SourceFault
 from protocol.manifest import Digest, InvalidManifest
+from shardcast.lines import AppendOnlyLines
 
 
 class VersionConflict(SourceFault):
@@ -14,16 +14,11 @@ class VersionConflict(SourceFault):
 
 
 class VersionNames:
-    """`version digest` lines. Appended durably before a version is announced or used; never rewritten.
-
-    Several processes may append to one file: every line is written at once with O_APPEND. A line torn by a power
-    cut names nothing.
-    """
+    """`version digest` lines. Appended durably before a version is announced or used; never rewritten."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._lines = AppendOnlyLines(path)
         self._digests: dict[int, Digest] = {}
-        self._read_to = 0
         self.refresh()
 
     def get(self, version: int) -> Digest | None:
@@ -50,25 +45,12 @@ class VersionNames:
         self.check(version, digest)
         if version in self._digests:
             return
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            os.write(descriptor, f"\n{version} {digest}\n".encode())  # the first newline ends a torn line
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        self._lines.append(f"{version} {digest}")
         self._digests[version] = digest
 
     def refresh(self) -> None:
         """Read what other processes appended."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._read_to)
-                added = file.read()
-        except FileNotFoundError:
-            return
-        whole = added[: added.rfind(b"\n") + 1]
-        self._read_to += len(whole)
-        for line in whole.decode("ascii", "replace").splitlines():
+        for line in self._lines.read_new():
             self._read_line(line)
 
     def _read_line(self, line: str) -> None:

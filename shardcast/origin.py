@@ -8,28 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable
 
-import aiohttp
 from aiohttp import web
 
 from protocol.errors import BadSignature, SourceFault, UserError
-from protocol.manifest import Manifest, SignedEnvelope, envelope_from_json, manifest_digest, open_manifest
+from protocol.manifest import Manifest, SignedEnvelope, envelope_from_json, manifest_digest
+from protocol.rotation import KeyRotation, chain_from_json, open_rotation
 from shardcast.catalog import Catalog
 from shardcast.config import ServerLimits
+from shardcast.discovery import Coordinator
 from shardcast.layout import incoming_folder
 from shardcast.metrics import ShardcastMetrics
 from shardcast.names import VersionConflict
 from shardcast.partial import DiskFullError
 from shardcast.peer_server import PeerService
+from shardcast.retention import needed
 from shardcast.server import ShardcastApp, error_response
 from shardcast.storage import StoredVersion, VersionStore
 
 log = logging.getLogger("shardcast")
 
 COLLECT_EVERY_S = 60.0
-_ASK_TIMEOUT_S = 10.0
-_MAX_REQUIRED = 100_000
 _MAX_POSTS = 4
 _POST_TIMEOUT_S = 30.0
 
@@ -42,15 +42,13 @@ class Origin:
     def __init__(
         self,
         store: VersionStore,
-        pinned_keys: Collection[str],
         *,
         limits: ServerLimits,
         keep_last: int,
-        coordinator: str | None = None,
+        coordinator: Coordinator | None = None,
         help_peers: bool = True,
     ) -> None:
         self._store = store
-        self._pinned = frozenset(pinned_keys)
         self._keep_last = keep_last
         self._coordinator = coordinator
         self.catalog = Catalog(store, ShardcastMetrics())
@@ -59,6 +57,7 @@ class Origin:
         if help_peers:
             PeerService(serving).add_to(self.app)
         self.app.router.add_post("/v1/versions", self._post_version)
+        self.app.router.add_post("/v1/keys", self._post_keys)
         self._accepting = asyncio.Lock()
         self._reading = asyncio.Semaphore(_MAX_POSTS)  # anyone may post; this bounds the memory that it costs
         self._wake = asyncio.Event()
@@ -83,7 +82,7 @@ class Origin:
         The same version with the same digest again is fine. Raises BadSignature, InvalidManifest, VersionConflict,
         UserError (files missing, number not above the head), DiskFullError.
         """
-        manifest = open_manifest(envelope, self._pinned)
+        manifest = self._store.keys.open_manifest(envelope)
         digest = manifest_digest(envelope.payload)
         async with self._accepting:
             self._store.check_name(manifest.policy_version, digest)
@@ -103,12 +102,34 @@ class Origin:
         )
         return True
 
+    async def rotate(self, statements: list[SignedEnvelope]) -> int:
+        """Follow rotations of the trainer's key; how many were news. Raises InvalidRotation if one can't be followed,
+        UserError if it would orphan versions that are served already.
+        """
+        ring = self._store.keys.ring
+        for statement in statements:
+            ring = ring.extended(statement)
+            self._check_after(open_rotation(statement))
+        added = await asyncio.to_thread(self._store.extend_keys, statements)
+        self.catalog.reconsider()
+        return added
+
     async def collect(self) -> list[int]:
         """Remove versions that nobody needs. Keeps everything while the coordinator can't be asked."""
-        required = await self._required()
+        required = await needed(self._coordinator, self._store)
         if required is None:
             return []
         return await asyncio.to_thread(self._store.collect, required=required, keep_last=self._keep_last)
+
+    def _check_after(self, rotation: KeyRotation) -> None:
+        for version in self._store.versions:
+            stored = self._store.get(version)
+            signer = None if stored is None else stored.envelope.key_id
+            if version > rotation.after_version and signer == rotation.old_key:
+                raise UserError(
+                    f"version {version} is signed by the old key and is above {rotation.after_version}: name the last "
+                    "version that the old key signed"
+                )
 
     def _check_order(self, manifest: Manifest) -> None:
         latest = self._store.names.latest
@@ -122,12 +143,29 @@ class Origin:
         return self._store.adopt(folder, envelope, manifest)
 
     async def _post_version(self, request: web.Request) -> web.Response:
+        async def take(body: bytes) -> web.Response:
+            new = await self.accept(envelope_from_json(body))
+            head = self.catalog.head
+            assert head is not None or not new
+            answer = {"new": new, "head": None if head is None else head.version}
+            return web.json_response(answer, status=201 if new else 200)
+
+        return await self._posted(request, take)
+
+    async def _post_keys(self, request: web.Request) -> web.Response:
+        async def take(body: bytes) -> web.Response:
+            return web.json_response({"new": await self.rotate(chain_from_json(body))})
+
+        return await self._posted(request, take)
+
+    async def _posted(self, request: web.Request, take: Callable[[bytes], Awaitable[web.Response]]) -> web.Response:
+        """Read a body that anyone may have sent, and turn what is wrong with it into a status."""
         try:
             async with asyncio.timeout(_POST_TIMEOUT_S), self._reading:
-                envelope = envelope_from_json(await request.read())
-            new = await self.accept(envelope)
+                body = await request.read()
+            return await take(body)
         except TimeoutError:
-            return error_response(408, "the manifest didn't come in time; try again", 1)
+            return error_response(408, "the body didn't come in time; try again", 1)
         except BadSignature as error:
             return error_response(403, str(error))
         except VersionConflict as error:
@@ -136,30 +174,3 @@ class Origin:
             return error_response(507, str(error))
         except (SourceFault, UserError) as error:
             return error_response(400, str(error))
-        head = self.catalog.head
-        assert head is not None or not new
-        return web.json_response(
-            {"new": new, "head": None if head is None else head.version}, status=201 if new else 200
-        )
-
-    async def _required(self) -> set[int] | None:
-        """The versions that the coordinator still needs; empty without a coordinator, None if it can't say."""
-        if self._coordinator is None:
-            return set()
-        url = f"{self._coordinator}/api/v1/versions/required"
-        timeout = aiohttp.ClientTimeout(total=_ASK_TIMEOUT_S)
-        try:
-            async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
-                response.raise_for_status()
-                versions = (await response.json())["versions"]
-            if not isinstance(versions, list) or len(versions) > _MAX_REQUIRED:
-                raise ValueError("`versions` is not a list")
-            return {int(version) for version in versions}
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, TypeError, KeyError) as error:
-            log.warning(
-                "keeping every version: %s can't be asked: %s",
-                url,
-                str(error) or type(error).__name__,
-                extra={"action": "ask_required"},
-            )
-            return None

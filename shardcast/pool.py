@@ -55,6 +55,12 @@ class SourcePool:
         """Seconds until a source may be asked again, or None if all are banned."""
         return routing.next_ready(self._stats, self._clock())
 
+    def add(self, source: Source) -> None:
+        """One source more; a known one stays as it is."""
+        if source.url not in self._sources:
+            self._sources[source.url] = source
+            self._stats[source.url] = SourceStats()
+
     @contextmanager
     def in_flight(self, source: Source) -> Iterator[None]:
         """Count a request while it lasts."""

@@ -21,10 +21,12 @@ from protocol.manifest import Digest, Manifest, SignedEnvelope, manifest_digest
 from shardcast.asker import CLIENT, Asker, Kind
 from shardcast.catalog import Catalog, OpenShard
 from shardcast.client import ShardcastClient
+from shardcast.discovery import Coordinator
 from shardcast.have import Have
 from shardcast.incoming import Incoming
 from shardcast.metrics import ShardcastMetrics
-from shardcast.partial import DiskFullError
+from shardcast.partial import DiskFullError, PartialVersion
+from shardcast.retention import make_room, needed
 from shardcast.sources import Head, NotYet
 from shardcast.storage import StoredVersion, VersionStore
 
@@ -33,6 +35,7 @@ log = logging.getLogger("shardcast")
 _POLL_S = 30.0
 _PAUSE_FIRST_S = 0.5
 _PAUSE_MAX_S = 30.0
+_DISCOVER_S = 300.0
 _MAX_INCOMING = 4  # versions being received at once
 _ABSENT_S = 30.0  # a version that upstream didn't have is not asked for again within this
 _RECENT_S = 600.0  # a version that a client asked for is kept this long
@@ -50,6 +53,8 @@ class RelayCatalog(Catalog):
         client: ShardcastClient,
         *,
         keep_last: int,
+        max_disk_bytes: int | None = None,
+        coordinator: Coordinator | None = None,
         server_id: str | None = None,
         help_peers: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -59,6 +64,9 @@ class RelayCatalog(Catalog):
         self._client = client
         self._keep_last = keep_last
         self._help_peers = help_peers
+        self._max_disk_bytes = max_disk_bytes
+        self._coordinator = coordinator
+        self._needed: set[int] = set()
         self._clock = clock
         self._incoming: dict[int, Incoming] = {}
         self._absent: dict[int, float] = {}
@@ -66,7 +74,8 @@ class RelayCatalog(Catalog):
         self._asked: dict[int, float] = {}  # versions that were pulled through, and when they were last asked for
         self._starting = asyncio.Lock()
         self._getting_torrent: dict[int, asyncio.Task[None]] = {}
-        self._upstream_lost_at: float | None = None
+        self._trouble = ""  # why the newest version can't be had, and since when
+        self._trouble_since: float | None = None
 
     async def follow(self) -> None:
         """Stay at the newest version until cancelled."""
@@ -75,12 +84,14 @@ class RelayCatalog(Catalog):
             complete = self.store.head
             try:
                 head = await self._client.head(None if complete is None else complete.version, _POLL_S)
-                self._upstream_lost_at = None
+                self.reconsider()
                 if head is not None:
                     await self._take(head)
+                self._trouble, self._trouble_since = "", None
                 pause = _PAUSE_FIRST_S
             except (SourceFault, DiskFullError, OSError) as error:
-                self._upstream_lost_at = self._upstream_lost_at or self._clock()
+                self._trouble = str(error)
+                self._trouble_since = self._trouble_since or self._clock()
                 log.warning("can't follow, next try in %.1f s: %s", pause, error, extra={"action": "follow"})
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _PAUSE_MAX_S)
@@ -146,8 +157,9 @@ class RelayCatalog(Catalog):
     def health(self) -> dict[str, object]:
         facts = super().health()
         now = self._clock()
-        if self._upstream_lost_at is not None:
-            facts["status"] = f"upstream lost for {now - self._upstream_lost_at:.0f} s; still serving what is here"
+        if self._trouble_since is not None:
+            since = now - self._trouble_since
+            facts["status"] = f"can't follow for {since:.0f} s, still serving what is here: {self._trouble}"
         facts["receiving"] = [
             f"version {each.version}: {len(each.partial.have)} of {len(each.partial.manifest.shards)} shards"
             for each in self._incoming.values()
@@ -162,6 +174,18 @@ class RelayCatalog(Catalog):
             for url, stats in self._client.source_stats.items()
         ]
         return facts
+
+    async def find_siblings(self) -> None:
+        """Learn the run's relays from the coordinator, again and again, until cancelled."""
+        assert self._coordinator is not None
+        while True:
+            try:
+                self._client.add_peers(await self._coordinator.relays())
+                pause = _DISCOVER_S
+            except SourceFault as fault:
+                log.warning("can't learn of siblings: %s", fault, extra={"action": "discover"})
+                pause = _PAUSE_MAX_S
+            await asyncio.sleep(pause)
 
     async def stop(self) -> None:
         """End all transfers; what was verified stays on disk."""
@@ -222,7 +246,8 @@ class RelayCatalog(Catalog):
                 return self._incoming[version]
             async with AsyncExitStack() as locked:
                 await locked.enter_async_context(self.store.lock(version, manifest_digest(envelope.payload)))
-                partial = await asyncio.to_thread(self.store.open_partial, envelope, manifest)
+                await self._make_room(manifest)
+                partial = await self._open_partial(manifest, envelope)
                 self._incoming[version] = incoming = Incoming(self.store, partial, self._client, locked.pop_all())
             if self._help_peers:
                 # Asked for now, so that clients are answered from what is here, and relays never send each other looking.
@@ -243,6 +268,15 @@ class RelayCatalog(Catalog):
         finally:
             del self._getting_torrent[manifest.policy_version]
 
+    async def _open_partial(self, manifest: Manifest, envelope: SignedEnvelope) -> PartialVersion:
+        """A full disk costs the older versions, not the newest."""
+        try:
+            return await asyncio.to_thread(self.store.open_partial, envelope, manifest)
+        except DiskFullError:
+            if not await asyncio.to_thread(self.store.collect, required=(), keep_last=1):
+                raise
+        return await asyncio.to_thread(self.store.open_partial, envelope, manifest)
+
     async def _receive(self, incoming: Incoming) -> StoredVersion:
         begin = self._clock()
         try:
@@ -258,8 +292,42 @@ class RelayCatalog(Catalog):
             extra={"action": "complete", "version": stored.version},
         )
         self.announce(stored)
-        await asyncio.to_thread(self.store.collect, required=(), keep_last=self._keep_last, recent=self._recent())
+        await self._collect()
         return stored
+
+    async def _collect(self) -> None:
+        """Remove old versions. While a coordinator can't say what is needed, only a lack of room removes any."""
+        required = await needed(self._coordinator, self.store)
+        if required is not None:
+            self._needed = required
+            await asyncio.to_thread(
+                self.store.collect, required=required, keep_last=self._keep_last, recent=self._recent()
+            )
+
+    async def _make_room(self, manifest: Manifest) -> None:
+        """Before a version is begun: remove others if it would not fit. Raises DiskFullError if it can't fit.
+
+        What the run needs goes last: it lies at the origin too, and is pulled through again when someone asks.
+        """
+        if self._max_disk_bytes is None:
+            return
+        sizes = self.store.sizes
+        sizes.update({version: each.partial.manifest.total_bytes for version, each in self._incoming.items()})
+        head = [] if self.store.head is None else [self.store.head.version]
+        gone = make_room(
+            sizes,
+            manifest.total_bytes,
+            self._max_disk_bytes,
+            never={*head, *self.store.being_read, *self._incoming},
+            last=self._needed,
+        )
+        if gone is None:
+            raise DiskFullError(
+                f"version {manifest.policy_version} has {manifest.total_bytes / 2**30:.2f} GiB and does not fit into "
+                f"--max-disk-gib {self._max_disk_bytes / 2**30:g} beside what is being read and the newest version: "
+                "give more room"
+            )
+        await asyncio.to_thread(self.store.remove, gone)
 
     def _recent(self) -> Collection[int]:
         now = self._clock()

@@ -3,7 +3,8 @@
 A source is asked only for what it is known to have. Among the shards that it has, those that no other known source
 has go first, at a random place, so that clients of the same sources bring different shards into the network.
 `spared` sources (a relay's origin) are not asked for what a sibling has or is getting, so that the origin sends each
-shard about once however many relays there are; unless the siblings are too slow (`siblings_lag`) or gone.
+shard about once however many relays there are; unless the siblings are too slow (`siblings_lag`) or gone. A relay that
+is busy, its uplink full, leaves the slices of its siblings to them, so that what each has to pass on stays even.
 When nothing is left to ask, a straggler may be asked from a second source (`choose_hedge`).
 """
 
@@ -51,12 +52,16 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a download wants: shards nobody is fetching, of which `urgent` go first; `own` is this relay's slice."""
+    """What a download wants: shards nobody is fetching, of which `urgent` go first; `own` is this relay's slice.
+
+    Of the spared it asks for its slice alone (`only_own`), and, if not `spare`, for what siblings have as well.
+    """
 
     missing: int
     urgent: int = 0
     own: int = 0
-    spare: bool = True  # False: the spared may be asked for anything
+    only_own: bool = False
+    spare: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,7 @@ def choose(views: Mapping[str, View], wish: Wish, now: float, rng: random.Random
     for name, view in views.items():
         offer = wish.missing & view.have
         if view.spared and wish.spare:
-            offer &= ~elsewhere
+            offer &= ~elsewhere & (wish.own if wish.only_own else -1)
         if offer and not view.full:
             offers[name] = offer
     chosen = routing.choose({each: views[each].stats for each in offers}, now, rng, explore)

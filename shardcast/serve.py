@@ -8,6 +8,7 @@ import logging
 import secrets
 import signal
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,36 @@ from protocol.errors import UserError
 from shardcast.bandwidth import Throttle
 from shardcast.catalog import Catalog
 from shardcast.client import ShardcastClient
-from shardcast.config import RELAY_LIMITS, ServerLimits, parse_keys, parse_source, parse_sources
+from shardcast.config import RELAY_LIMITS, ServerLimits, parse_keys, parse_sources
+from shardcast.discovery import Coordinator
+from shardcast.listen import listening
 from shardcast.metrics import ShardcastMetrics
 from shardcast.origin import Origin
 from shardcast.peer_server import PeerService
 from shardcast.relay import RelayCatalog
-from shardcast.server import ShardcastApp, listening
+from shardcast.server import ShardcastApp
 from shardcast.storage import VersionStore, serve_alone
 
 log = logging.getLogger("shardcast")
+
+
+@dataclass(frozen=True, slots=True)
+class RelayOptions:
+    """What the operator of a relay chose. URLs and keys as typed."""
+
+    origins: Sequence[str]
+    peers: Sequence[str]
+    trainer_keys: Sequence[str]
+    data_dir: Path
+    host: str
+    port: int
+    keep: int
+    coordinator: str | None = None
+    max_bandwidth_mbit: float | None = None
+    max_disk_gib: float | None = None
+    max_connections: int = 1024
+    max_connections_per_address: int = 256
+    help_peers: bool = True
 
 
 async def serve_origin(
@@ -37,50 +59,72 @@ async def serve_origin(
 ) -> None:
     """Serve a data directory as an origin. Raises UserError for a bad key or URL, a port or directory in use."""
     keys = parse_keys(trainer_keys)
-    coordinator = parse_source(coordinator) if coordinator else None
+    asked = Coordinator(coordinator) if coordinator else None
     limits = ServerLimits()
     with serve_alone(data_dir):
         store = await asyncio.to_thread(VersionStore, data_dir, keys)
-        origin = Origin(store, keys, limits=limits, keep_last=keep, coordinator=coordinator, help_peers=help_peers)
-        async with listening(origin.app, host, port, limits) as url:
+        origin = Origin(store, limits=limits, keep_last=keep, coordinator=asked, help_peers=help_peers)
+        async with listening(origin.app, host, port, limits, origin.catalog.metrics.count_refused) as url:
             await _until_stopped(url, origin.catalog, origin.run())
 
 
-async def serve_relay(
-    origins: Sequence[str],
-    peers: Sequence[str],
-    trainer_keys: Sequence[str],
-    data_dir: Path,
-    host: str,
-    port: int,
-    keep: int,
-    max_bandwidth_mbit: float | None,
-    help_peers: bool,
-) -> None:
+async def serve_relay(options: RelayOptions) -> None:
     """Serve a data directory as a relay. Raises UserError as `serve_origin` does."""
-    sources = parse_sources(origins)
-    keys = parse_keys(trainer_keys)
-    limits = ServerLimits()
-    with serve_alone(data_dir):
+    sources = parse_sources(options.origins)
+    keys = parse_keys(options.trainer_keys)
+    coordinator = Coordinator(options.coordinator) if options.coordinator else None
+    limits = ServerLimits(
+        max_connections=options.max_connections, max_connections_per_address=options.max_connections_per_address
+    )
+    with serve_alone(options.data_dir):
         metrics = ShardcastMetrics()
-        own_id = secrets.token_hex(8)
-        store = await asyncio.to_thread(VersionStore, data_dir, keys)
+        store = await asyncio.to_thread(VersionStore, options.data_dir, keys)
         async with (
             ShardcastClient(
-                sources, keys, data_dir, peers=peers, own_id=own_id, limits=RELAY_LIMITS, metrics=metrics, store=store
+                sources,
+                keys,
+                options.data_dir,
+                peers=options.peers,
+                own_id=secrets.token_hex(8),
+                limits=RELAY_LIMITS,
+                metrics=metrics,
+                store=store,
             ) as client,
-            _stopping(
-                RelayCatalog(store, metrics, client, keep_last=keep, server_id=own_id, help_peers=help_peers)
-            ) as catalog,
+            _stopping(_relay_catalog(options, store, metrics, client, coordinator)) as catalog,
         ):
-            app = ShardcastApp(catalog, limits, Throttle.from_mbit(max_bandwidth_mbit))
-            application = app.build()
-            if help_peers:
-                PeerService(app).add_to(application)
-            async with listening(application, host, port, limits) as url:
+            serving = ShardcastApp(catalog, limits, Throttle.from_mbit(options.max_bandwidth_mbit))
+            app = serving.build()
+            if options.help_peers:
+                PeerService(serving).add_to(app)
+            async with listening(app, options.host, options.port, limits, metrics.count_refused) as url:
                 if url in sources:
                     raise UserError(f"{url} is this relay itself: name an origin or another relay")
-                await _until_stopped(url, catalog, catalog.follow())
+                await _until_stopped(url, catalog, _relay_work(catalog, coordinator))
+
+
+def _relay_catalog(
+    options: RelayOptions,
+    store: VersionStore,
+    metrics: ShardcastMetrics,
+    client: ShardcastClient,
+    coordinator: Coordinator | None,
+) -> RelayCatalog:
+    return RelayCatalog(
+        store,
+        metrics,
+        client,
+        keep_last=options.keep,
+        max_disk_bytes=None if options.max_disk_gib is None else int(options.max_disk_gib * 2**30),
+        coordinator=coordinator,
+        help_peers=options.help_peers,
+    )
+
+
+async def _relay_work(catalog: RelayCatalog, coordinator: Coordinator | None) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(catalog.follow())
+        if coordinator is not None:
+            group.create_task(catalog.find_siblings())
 
 
 async def _until_stopped(url: str, catalog: Catalog, work: Coroutine[Any, Any, None]) -> None:

@@ -4,6 +4,7 @@ GET /v1/head?after=V&wait=S   200 {"version", "manifest_digest"} once the head i
 GET /v1/manifests/{version}   the signed manifest; immutable
 GET /v1/shards/{digest}       the bytes; Range, ETag, immutable. `Prefer: wait=S` lets a relay wait for them;
                               503 with `X-Shardcast: not-yet` when they didn't come in time
+GET /v1/keys                  rotations of the trainer's key: {"rotations": [envelope, …]}
 GET /v1/have/{total digest}?epoch=E&after=N&wait=S
                               200 which shards of the version are here, from the Nth of list E on (see `have`); 204 when
                               S seconds passed without news
@@ -18,20 +19,19 @@ import logging
 import math
 import os
 import re
-import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from protocol.errors import UserError
 from protocol.manifest import MAX_ENVELOPE_BYTES, MAX_VERSION, Digest, InvalidManifest
 from shardcast.asker import FROM_HEADER, Asker, Kind
 from shardcast.bandwidth import Throttle
 from shardcast.catalog import Catalog, NotYet, OpenShard
 from shardcast.config import MIB, ServerLimits
+from shardcast.listen import party
 from shardcast.status_page import render_page
 
 log = logging.getLogger("shardcast")
@@ -60,6 +60,7 @@ class ShardcastApp:
         app.router.add_get("/v1/head", self._head)
         app.router.add_get("/v1/manifests/{version}", self._manifest)
         app.router.add_get("/v1/shards/{digest}", self._shard)
+        app.router.add_get("/v1/keys", self._keys)
         app.router.add_get("/v1/have/{digest}", self._have)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/metrics", self._metrics)
@@ -104,6 +105,10 @@ class ShardcastApp:
         if body is None:
             return error_response(404, f"version {version} is not here")
         return web.Response(body=body, content_type="application/json", headers={"Cache-Control": IMMUTABLE})
+
+    async def _keys(self, request: web.Request) -> web.Response:
+        body = self.catalog.store.keys.to_json()
+        return web.Response(body=body, content_type="application/json", headers={"Cache-Control": "public, max-age=5"})
 
     async def _shard(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -206,7 +211,7 @@ def limit_per_address(most: int) -> Middleware:
 
     @web.middleware
     async def limit(request: web.Request, handler: Handler) -> web.StreamResponse:
-        address = request.remote or "?"
+        address = party(request.remote or "?")
         if in_flight[address] >= most:
             return error_response(503, "too many requests at once from this address; wait for some to end", 1)
         in_flight[address] += 1
@@ -240,64 +245,3 @@ def byte_range(request: web.Request, size: int) -> tuple[int, int]:
     if start >= stop:
         raise ValueError("the range lies outside the shard")
     return start, stop
-
-
-@contextlib.asynccontextmanager
-async def listening(app: web.Application, host: str, port: int, limits: ServerLimits) -> AsyncIterator[str]:
-    """Serve while the context lasts; yields the base URL. Raises UserError if the address can't be bound."""
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        keepalive_timeout=limits.keepalive_s,
-        shutdown_timeout=limits.shutdown_s,
-        max_line_size=4096,
-        max_field_size=4096,
-    )
-    await runner.setup()
-    try:
-        bound = _bind(host, port)
-        server = runner.server
-        assert server is not None
-        loop = asyncio.get_running_loop()
-
-        def accept() -> asyncio.BaseProtocol:
-            return _Refusal() if len(server.connections) >= limits.max_connections else server()
-
-        site = await loop.create_server(accept, sock=bound, backlog=512)
-        try:
-            yield _url_of(bound)
-        finally:
-            site.close()
-    finally:
-        await runner.cleanup()
-
-
-class _Refusal(asyncio.Protocol):
-    """Closes a connection beyond the limit at once."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-            0
-        ]
-        bound = socket.socket(family, kind)
-    except (OSError, OverflowError, UnicodeError) as error:
-        raise UserError(f"can't listen on {host}:{port}: {error}") from None
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except OSError as error:
-        bound.close()
-        raise UserError(f"can't listen on {host}:{port}: {error.strerror}; choose another --port or --host") from None
-    return bound
-
-
-def _url_of(bound: socket.socket) -> str:
-    host, port = bound.getsockname()[:2]
-    if host in ("0.0.0.0", "::"):
-        host = "127.0.0.1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

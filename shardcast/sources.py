@@ -20,6 +20,7 @@ import aiohttp
 
 from protocol.errors import SourceFault
 from protocol.manifest import MAX_VERSION, Digest, InvalidManifest, SignedEnvelope, envelope_from_json
+from protocol.rotation import MAX_CHAIN_BYTES, InvalidRotation, chain_from_json
 from shardcast.asker import CLIENT, Asker
 from shardcast.config import MIB, ClientLimits
 from shardcast.have import MAX_BYTES as MAX_HAVE_BYTES
@@ -128,6 +129,18 @@ class Source:
         try:
             return envelope_from_json(body, self._limits.max_envelope_bytes)
         except InvalidManifest as error:
+            raise Misbehaved(f"{self.url}: {error}") from None
+
+    async def rotations(self) -> list[SignedEnvelope]:
+        """The rotations of the trainer's key that the source knows of, unchecked; none from one that can't say."""
+        async with self._get("/v1/keys", 0.0) as response:
+            if response.status in (404, 405, 501):
+                return []
+            self._check_status(response, 200)
+            body = await self._read_small(response, MAX_CHAIN_BYTES)
+        try:
+            return chain_from_json(body)
+        except InvalidRotation as error:
             raise Misbehaved(f"{self.url}: {error}") from None
 
     async def have(self, total: Digest, count: int, epoch: str, after: int, wait_s: float) -> Have | None:

@@ -6,6 +6,7 @@
     <root>/partial/<version>-<digest prefix>/      a version being filled, with <name>.journal beside it
     <root>/incoming/<version>/                     where the trainer puts files for an origin on its machine
     <root>/names                                   which digest each number names, for ever
+    <root>/keys                                    rotations of the trainer's key, for ever
     <root>/locks/                                  advisory locks between processes
 
 A version becomes visible by one rename, after its bytes are verified and durable. It goes away by a rename into
@@ -26,7 +27,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.errors import RollswarmError, UserError
+from protocol.errors import BadSignature, RollswarmError, UserError
 from protocol.manifest import (
     Digest,
     Manifest,
@@ -34,8 +35,8 @@ from protocol.manifest import (
     envelope_from_json,
     envelope_to_json,
     manifest_digest,
-    open_manifest,
 )
+from shardcast.keys import KeyChain
 from shardcast.layout import check_folder, incoming_folder, incoming_torrent, version_name, version_of
 from shardcast.names import VersionNames
 from shardcast.partial import (
@@ -51,7 +52,6 @@ from shardcast.torrent_shelf import TorrentShelf
 
 log = logging.getLogger("shardcast")
 
-BOOTSTRAP_VERSION = 0  # carries tokenizer and configuration: every newcomer needs it
 _LOCK_POLL_S = 0.1
 
 
@@ -82,7 +82,8 @@ class StoredVersion:
 class VersionStore:
     """The versions under one root. Index look-ups are instant; methods that say so block on the disk.
 
-    Only versions signed by a pinned key exist here. A changed set of keys at the next start hides the others.
+    Only versions signed by a pinned key, or one that it was rotated to, exist here; a changed set of keys at the next
+    start hides the others.
     With `durable` a version is flushed to the disk before it becomes visible. Without (caches, which can fetch again)
     that second of writing is saved, and a version that was not flushed is hashed again after a restart of the
     machine. `kill -9` loses nothing either way.
@@ -91,7 +92,6 @@ class VersionStore:
     def __init__(self, root: Path, pinned_keys: Collection[str], *, durable: bool = True) -> None:
         self.root = root
         self._boot = None if durable else boot_id()
-        self._pinned = frozenset(pinned_keys)
         self._versions: dict[int, StoredVersion] = {}
         self._shards: dict[Digest, tuple[int, int]] = {}
         self._reading: dict[int, int] = {}
@@ -101,6 +101,7 @@ class VersionStore:
         for left_over in (root / "trash").iterdir():
             shutil.rmtree(left_over, ignore_errors=True)
         self.names = VersionNames(root / "names")
+        self.keys = KeyChain(root / "keys", pinned_keys)
         self.torrents = TorrentShelf(root / "manifests")
         self.refresh()
 
@@ -121,6 +122,12 @@ class VersionStore:
         """The numbers of the complete versions, ascending."""
         with self._index_lock:
             return sorted(self._versions)
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Bytes of each complete version."""
+        with self._index_lock:
+            return {version: stored.manifest.total_bytes for version, stored in self._versions.items()}
 
     def locate(self, digest: Digest) -> ShardLocation | None:
         """Where a complete version holds the bytes with this digest."""
@@ -203,6 +210,8 @@ class VersionStore:
     def refresh(self) -> None:
         """Take in what is on disk: at the start, and after another process may have added versions. Blocking."""
         self.names.refresh()
+        self.keys.refresh()
+        self._drop_distrusted()
         for path in sorted((self.root / "versions").iterdir()):
             version = version_of(path.name)
             if version is not None and version not in self._versions:
@@ -211,6 +220,16 @@ class VersionStore:
             stored = self.get(version)
             if stored is not None and not stored.path.is_dir():  # another process removed it
                 self._drop_index(version)
+
+    def extend_keys(self, statements: Iterable[SignedEnvelope]) -> int:
+        """Follow rotations of the trainer's key; how many were news. Blocking.
+
+        What a key signed above the version at which it was rotated away is no version any more.
+        """
+        added = self.keys.extend(statements)
+        if added:
+            self._drop_distrusted()
+        return added
 
     @contextlib.asynccontextmanager
     async def lock(self, version: int, digest: Digest) -> AsyncIterator[None]:
@@ -251,7 +270,7 @@ class VersionStore:
         head = max(self.versions, default=-1)
         for folder in (self.root / "partial").iterdir():
             version = version_of(folder.name)
-            if not folder.is_dir() or version is None or version in (BOOTSTRAP_VERSION, head) or version > head:
+            if not folder.is_dir() or version is None or version >= head:
                 continue
             with self._idle(folder.name) as idle:
                 if idle:
@@ -259,6 +278,15 @@ class VersionStore:
                     journal_path(folder).unlink(missing_ok=True)
 
     # Internals
+
+    def _drop_distrusted(self) -> None:
+        for version in self.versions:
+            stored = self._versions[version]
+            try:
+                self.keys.ring.check(stored.envelope.key_id, stored.manifest.run_id, version)
+            except BadSignature as error:
+                log.warning("leaving out %s: %s", stored.path, error, extra={"action": "distrust", "version": version})
+                self._drop_index(version)
 
     def _install(self, folder: Path, envelope: SignedEnvelope, manifest: Manifest, digest: Digest) -> StoredVersion:
         target = self.root / "versions" / version_name(manifest.policy_version, digest)
@@ -278,7 +306,7 @@ class VersionStore:
     def _load(self, path: Path) -> None:
         try:
             envelope = envelope_from_json(self._envelope_path(path.name).read_bytes())
-            manifest = open_manifest(envelope, self._pinned)
+            manifest = self.keys.open_manifest(envelope)
             digest = manifest_digest(envelope.payload)
             if path.name != version_name(manifest.policy_version, digest):
                 raise UserError("its manifest belongs to another version")
@@ -367,14 +395,13 @@ def serve_alone(root: Path) -> Iterator[None]:
 def collectable(
     present: Collection[int], *, reading: Collection[int], required: Collection[int], keep_last: int
 ) -> list[int]:
-    """Which versions may go: all but the last `keep_last` (at least the head), the bootstrap version, those being
-    read, and those required.
+    """Which versions may go: all but the last `keep_last` (at least the head), those being read, and those required.
 
     >>> collectable([0, 1, 2, 3, 4], reading=[1], required=[], keep_last=2)
-    [2]
+    [0, 2]
     """
     newest = sorted(present)[-max(1, keep_last) :]
-    kept = {*newest, *reading, *required, BOOTSTRAP_VERSION}
+    kept = {*newest, *reading, *required}
     return sorted(set(present) - kept)
 
 

@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,19 @@ from protocol.manifest import (
     manifest_digest,
     sign_manifest,
 )
+from protocol.rotation import chain_to_json
 from protocol.signing import Identity
 from shardcast.client import ShardcastClient
 from shardcast.config import ClientLimits, ServerLimits
 from shardcast.have import Have
+from shardcast.layout import incoming_folder
+from shardcast.listen import listening
 from shardcast.metrics import ShardcastMetrics
 from shardcast.origin import Origin
 from shardcast.peer_server import PeerService
-from shardcast.publish import describe
+from shardcast.publish import announce, describe
 from shardcast.relay import RelayCatalog
-from shardcast.server import Handler, ShardcastApp, listening
+from shardcast.server import Handler, ShardcastApp
 from shardcast.storage import VersionStore
 
 TRAINER = Identity.from_seed(b"t" * 32)
@@ -98,6 +101,7 @@ class FakeSource:
     shard: Callable[[web.Request, bytes], Awaitable[web.StreamResponse]] | None = None
     manifest: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
     have: Have | None = None
+    rotations: list[SignedEnvelope] | None = None
     asked: list[str] = field(default_factory=list)
     ranges: list[str] = field(default_factory=list)
 
@@ -110,6 +114,7 @@ class FakeSource:
         app.router.add_get("/v1/manifests/{version}", self._manifest)
         app.router.add_get("/v1/shards/{digest}", self._shard)
         app.router.add_get("/v1/have/{digest}", self._have)
+        app.router.add_get("/v1/keys", self._keys)
         async with listening(app, "127.0.0.1", 0, ServerLimits(shutdown_s=0.1)) as url:
             yield url
 
@@ -123,6 +128,11 @@ class FakeSource:
         if request.match_info["version"] != str(self.version.manifest.policy_version):
             raise web.HTTPNotFound
         return web.Response(body=envelope_to_json(self.version.envelope))
+
+    async def _keys(self, request: web.Request) -> web.StreamResponse:
+        if self.rotations is None:
+            raise web.HTTPNotFound
+        return web.Response(body=chain_to_json(self.rotations))
 
     async def _have(self, request: web.Request) -> web.StreamResponse:
         if self.have is None:
@@ -152,7 +162,7 @@ def serve_range(request: web.Request, data: bytes) -> web.Response:
 @asynccontextmanager
 async def origin_in_process(data_dir: Path, **options: Any) -> AsyncIterator[tuple[str, Origin]]:
     store = VersionStore(data_dir, KEYS)
-    origin = Origin(store, KEYS, limits=ServerLimits(shutdown_s=0.1), keep_last=2, **options)
+    origin = Origin(store, limits=ServerLimits(shutdown_s=0.1), keep_last=2, **options)
     async with listening(origin.app, "127.0.0.1", 0, ServerLimits(shutdown_s=0.1)) as url:
         yield url, origin
         origin.catalog.close()
@@ -165,14 +175,16 @@ async def relay_in_process(
     peers: Sequence[str] = (),
     port: int = 0,
     limits: ClientLimits = FAST,
+    keep_last: int = 2,
     help_peers: bool = False,
+    **options: Any,
 ) -> AsyncIterator[tuple[str, RelayCatalog]]:
     metrics = ShardcastMetrics()
     own_id = f"relay-{data_dir.name}"
     async with ShardcastClient(
         upstream, KEYS, data_dir, peers=peers, own_id=own_id, limits=limits, metrics=metrics
     ) as client:
-        catalog = RelayCatalog(client.store, metrics, client, keep_last=2, server_id=own_id, help_peers=help_peers)
+        catalog = RelayCatalog(client.store, metrics, client, keep_last=keep_last, help_peers=help_peers, **options)
         serving = ShardcastApp(catalog, ServerLimits())
         app = serving.build()
         if help_peers:
@@ -214,6 +226,21 @@ async def process(*arguments: str, log: Path) -> AsyncIterator[asyncio.subproces
         if started.returncode is None:
             started.kill()
         await started.communicate()
+
+
+async def publish(url: str, origin: Origin, version: Version) -> Version:
+    """Give a version to an origin in this process; its files lie there afterwards."""
+    number = version.manifest.policy_version
+    root = origin.catalog.store.root
+    version.folder.rename(incoming_folder(root, number))
+    await announce(url, version.envelope)
+    return replace(version, folder=root / "versions" / f"{number}-{version.digest.short}")
+
+
+async def whole(catalog: RelayCatalog, version: int) -> None:
+    """Wait until a relay has a version complete."""
+    await catalog.changed.wait_until(lambda: catalog.store.get(version) is not None, SOON)
+    assert catalog.store.get(version) is not None
 
 
 async def ready_url(started: asyncio.subprocess.Process) -> str:

@@ -13,7 +13,8 @@ from coordinator.verification.thresholds import ChunkThresholds, Thresholds
 from protocol.errors import UserError
 
 LENGTH_CLASSES = (1, 5, 16, 32)  # chunks of so many tokens or more
-_CHUNK_NUMBERS = ("exponent_mismatches", "sign_mismatches", "mantissa_mean", "mantissa_median")
+# The numbers of a chunk, and the steps in which they come.
+_CHUNK_NUMBERS = {"exponent_mismatches": 1.0, "sign_mismatches": 1.0, "mantissa_mean": 0.0, "mantissa_median": 1.0}
 _FEWEST = 30
 # A rollout fails by any of: four numbers of a chunk, two of log-probs, two of the replay, the EOS's probability.
 _WAYS = 9
@@ -47,8 +48,8 @@ def fit(calibration: Sequence[Measure], trial: Sequence[Measure], *, probability
     each = probability / _WAYS
     tails: dict[str, Tail] = {}
 
-    def admitted(name: str, values: Iterable[float]) -> float:
-        tails[name] = fit_tail(list(values))
+    def admitted(name: str, values: Iterable[float], unit: float = 0.0) -> float:
+        tails[name] = fit_tail(list(values), unit=unit)
         return max(0.0, tails[name].exceeded_with(each))
 
     gap_max = admitted("logprob_gap_max", (item.gap_max for item in calibration))
@@ -93,7 +94,7 @@ def exceeds(item: Measure, thresholds: Thresholds) -> set[str]:
 
 
 def _chunk_thresholds(
-    calibration: Sequence[Measure], index: int, admitted: Callable[[str, Iterable[float]], float]
+    calibration: Sequence[Measure], index: int, admitted: Callable[[str, Iterable[float], float], float]
 ) -> ChunkThresholds:
     low = LENGTH_CLASSES[index]
     high = LENGTH_CLASSES[index + 1] if index + 1 < len(LENGTH_CLASSES) else math.inf
@@ -105,7 +106,7 @@ def _chunk_thresholds(
         )
 
     def limit(name: str) -> float:
-        return admitted(f"chunks.{low}.{name}", _values(chunks, name))
+        return admitted(f"chunks.{low}.{name}", _values(chunks, name), _CHUNK_NUMBERS[name])
 
     return ChunkThresholds(
         tokens_min=low,

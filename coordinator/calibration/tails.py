@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 _BODY = 0.9  # the tail is what lies above this quantile
-_SHAPE_MAX = 0.25
 _ITERATIONS = 80
 
 
@@ -33,9 +33,10 @@ def strike_probability(*, false_bans: float, rollouts: float, max_strikes: int) 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """A generalized Pareto tail: P(X > x) = share · (1 + shape · (x - start) / scale)^(-1 / shape) for x ≥ start.
+    """An exponential tail: P(X > x) = share · exp(-(x - start) / scale) for x ≥ start. `largest` was seen among `count`.
 
-    `shape` 0 means an exponential tail. `largest` was seen among `count` values.
+    `shape`: that of the generalized Pareto tail that fits best, as evidence. Around 0 or below, exponential is right or on
+    the safe side; well above 0 means values that are not one kind of noise.
     """
 
     start: float
@@ -49,26 +50,35 @@ class Tail:
         """The value that is exceeded with this probability; never less than the largest seen."""
         if self.scale <= 0 or probability >= self.share:
             return self.largest
-        ratio = self.share / probability
-        grown = math.log(ratio) if self.shape == 0 else (ratio**self.shape - 1) / self.shape
-        return max(self.largest, self.start + self.scale * grown)
+        return max(self.largest, self.start + self.scale * math.log(self.share / probability))
 
 
-def fit_tail(values: Sequence[float]) -> Tail:
-    """Fit by probability-weighted moments (Hosking and Wallis 1987, eq. 7) to the excesses over the 90 % quantile.
+def fit_tail(values: Sequence[float], *, unit: float = 0.0) -> Tail:
+    """Fit to the excesses over the 90 % quantile; the shape by probability-weighted moments (Hosking and Wallis 1987).
 
-    A shape below 0 (a tail that ends) is taken as 0, for a sample can't prove an end; above 1/4 it is cut, for heavier
-    tails are steps between kinds of rollouts, not numerics. Raises ValueError for an empty sample.
+    Rounding noise is a sum of many small errors, whose tail is lighter than exponential; extrapolating from a few hundred
+    values to one in millions by a fitted shape would turn the shape's own error into orders of magnitude. `unit`: of values
+    that come in steps (counts, medians of whole numbers): they are spread evenly over a step above them, for ties have no
+    tail. Raises ValueError for an empty sample.
     """
     if len(values) == 0:
         raise ValueError("no values to fit a tail to")
-    sample = np.sort(np.asarray(values, dtype=np.float64))
+    sample = _spread(np.sort(np.asarray(values, dtype=np.float64)), unit)
     start, largest = float(np.quantile(sample, _BODY)), float(sample[-1])
     excesses = sample[sample > start] - start
+    share = len(excesses) / len(sample)
     if len(excesses) < 2:
-        return Tail(start, len(excesses) / len(sample), largest - start, 0.0, largest, len(sample))
+        return Tail(start, share, largest - start, 0.0, largest, len(sample))
     weights = 1 - (np.arange(1, len(excesses) + 1) - 0.35) / len(excesses)
     mean, weighted = float(excesses.mean()), float((excesses * weights).mean())
     shape = 2 - mean / (mean - 2 * weighted) if mean > 2 * weighted else 0.0
-    shape = min(max(shape, 0.0), _SHAPE_MAX)
-    return Tail(start, len(excesses) / len(sample), mean * (1 - shape), shape, largest, len(sample))
+    return Tail(start, share, mean, shape, largest, len(sample))
+
+
+def _spread(ascending: NDArray[np.float64], unit: float) -> NDArray[np.float64]:
+    """Equal values, evenly over the step above them."""
+    if unit == 0.0:
+        return ascending
+    _, starts, counts = np.unique(ascending, return_index=True, return_counts=True)
+    within = np.arange(len(ascending)) - np.repeat(starts, counts)
+    return ascending + unit * (within + 0.5) / np.repeat(counts, counts)

@@ -12,21 +12,23 @@ from aiohttp import web
 from protocol.errors import UserError
 from protocol.manifest import (
     Digest,
-    sign_manifest,
 )
 from protocol.signing import Identity
+from protocol.terms import WELL_KNOWN_PATH
 from shardcast.bandwidth import Throttle
 from shardcast.catalog import Catalog
 from shardcast.config import ServerLimits
+from shardcast.discovery import Coordinator
 from shardcast.layout import incoming_folder
+from shardcast.listen import listening
 from shardcast.metrics import ShardcastMetrics
 from shardcast.names import VersionConflict
-from shardcast.publish import announce, build_manifest, next_version
-from shardcast.server import ShardcastApp, listening
+from shardcast.publish import announce, next_version
+from shardcast.server import ShardcastApp
 from shardcast.storage import VersionStore
+from tests.factories import make_terms
 from tests.shardcast_network import (
     KEYS,
-    SHARD,
     SOON,
     STRANGER,
     TRAINER,
@@ -69,27 +71,35 @@ async def test_the_origin_takes_a_number_once_and_only_from_the_pinned_key(tmp_p
             await announce(url, (await put("another", 4, seed=2)).envelope)
 
 
-async def test_required_versions_are_kept_and_all_are_while_the_coordinator_is_away(tmp_path: Path) -> None:
+async def test_what_the_run_needs_is_kept_and_everything_is_while_the_coordinator_is_away(tmp_path: Path) -> None:
+    named: list[str | None] = [None]
+
     async def required(request: web.Request) -> web.Response:
         return web.json_response({"versions": [1]})
 
+    async def terms(request: web.Request) -> web.Response:
+        return web.Response(text=make_terms(model_digest=named[0]).to_json())
+
     app = web.Application()
     app.router.add_get("/api/v1/versions/required", required)
+    app.router.add_get(WELL_KNOWN_PATH, terms)
     data = tmp_path / "data"
     async with asyncio.timeout(SOON):
         async with (
-            listening(app, "127.0.0.1", 0, ServerLimits()) as coordinator,
-            origin_in_process(data, coordinator=coordinator) as (url, origin),
+            listening(app, "127.0.0.1", 0, ServerLimits()) as url,
+            origin_in_process(data, coordinator=Coordinator(url)) as (origin_url, origin),
         ):
             for number in range(6):
-                make_version(tmp_path / "made", number).folder.rename(incoming_folder(data, number))
-                folder = incoming_folder(data, number)
-                manifest = build_manifest(folder, run_id="run", policy_version=number, shard_bytes=SHARD)
-                await announce(url, sign_manifest(manifest, TRAINER))
-            assert await origin.collect() == [2, 3]
-        async with origin_in_process(data, coordinator=coordinator) as (_, origin):
+                made = make_version(tmp_path / f"made{number}", number)
+                made.folder.rename(incoming_folder(data, number))
+                await announce(origin_url, made.envelope)
+                named[0] = named[0] or str(made.digest)
+            assert await origin.collect() == [2, 3]  # 0 is the model that the terms name
+            named[0] = None
+            assert await origin.collect() == [0]
+        async with origin_in_process(data, coordinator=Coordinator(url)) as (_, origin):
             assert await origin.collect() == []
-            assert origin.catalog.store.versions == [0, 1, 4, 5]
+            assert origin.catalog.store.versions == [1, 4, 5]
 
 
 async def test_the_http_surface(tmp_path: Path) -> None:

@@ -14,21 +14,20 @@ from aiohttp import web
 from protocol.manifest import Digest
 from shardcast.config import ClientLimits, ServerLimits
 from shardcast.have import Have
-from shardcast.layout import incoming_folder
 from shardcast.origin import Origin
-from shardcast.publish import announce
 from shardcast.relay import RelayCatalog
 from tests.shardcast_network import (
     FAST,
     SOON,
     FakeSource,
-    Version,
     assert_same,
     client,
     make_version,
     origin_in_process,
+    publish,
     relay_in_process,
     reserve_port,
+    whole,
 )
 
 LIMITS = replace(FAST, parallel=6, parallel_per_source=2, deadline_s=SOON)
@@ -40,14 +39,6 @@ def sent(origin: Origin) -> float:
         registry.get_sample_value("rollswarm_shardcast_bytes_total", {"direction": "out", "peer": peer}) or 0.0
         for peer in ("client", "relay")
     )
-
-
-async def publish(url: str, origin: Origin, version: Version) -> None:
-    number = version.manifest.policy_version
-    root = origin.catalog.store.root
-    version.folder.rename(incoming_folder(root, number))
-    version.folder = root / "versions" / f"{number}-{version.digest.short}"
-    await announce(url, version.envelope)
 
 
 @asynccontextmanager
@@ -67,11 +58,6 @@ async def siblings(
         yield relays
 
 
-async def whole(catalog: RelayCatalog, version: int) -> None:
-    await catalog.changed.wait_until(lambda: catalog.store.get(version) is not None, SOON)
-    assert catalog.store.get(version) is not None
-
-
 async def test_the_origin_sends_about_one_copy_whatever_the_number_of_relays(tmp_path: Path) -> None:
     version = make_version(tmp_path / "v0", shards=64)
     async with (
@@ -79,7 +65,7 @@ async def test_the_origin_sends_about_one_copy_whatever_the_number_of_relays(tmp
         origin_in_process(tmp_path / "origin") as (url, origin),
         siblings(tmp_path, url, 4) as relays,
     ):
-        await publish(url, origin, version)
+        version = await publish(url, origin, version)
         async with client([each for each, _ in relays], tmp_path / "cache") as worker:
             assert_same(await worker.fetch(0, version.digest), version)
         for _, catalog in relays:
@@ -103,7 +89,7 @@ async def test_a_sibling_that_has_everything_and_sends_nothing_is_not_waited_for
         origin_in_process(tmp_path / "origin") as (url, origin),
         relay_in_process(tmp_path / "relay", url, peers=[sibling], limits=limits) as (_, catalog),
     ):
-        await publish(url, origin, version)
+        version = await publish(url, origin, version)
         await whole(catalog, 0)
         assert boaster.asked and sent(origin) == version.manifest.total_bytes
         never.set()
@@ -120,7 +106,7 @@ async def test_a_sibling_that_claims_shards_for_ever_holds_nobody_up(tmp_path: P
         origin_in_process(tmp_path / "origin") as (url, origin),
         relay_in_process(tmp_path / "relay", url, peers=[sibling], limits=limits) as (_, catalog),
     ):
-        await publish(url, origin, version)
+        version = await publish(url, origin, version)
         await whole(catalog, 0)
 
 
@@ -135,7 +121,7 @@ async def test_relays_that_name_one_another_as_origins_do_no_harm(tmp_path: Path
         relay_in_process(tmp_path / "b", first, url, port=ports[1], limits=LIMITS) as (_, right),
         aiohttp.ClientSession() as session,
     ):
-        await publish(url, origin, version)
+        version = await publish(url, origin, version)
         await whole(left, 0)
         await whole(right, 0)
         for address in (first, second):  # a version that nobody has is not looked for in circles
@@ -152,7 +138,7 @@ async def test_a_chain_of_relays_fills_without_the_origin_sending_twice(tmp_path
         relay_in_process(tmp_path / "b", near) as (far, catalog),
         client([far], tmp_path / "cache") as worker,
     ):
-        await publish(url, origin, version)
+        version = await publish(url, origin, version)
         assert_same(await worker.fetch(0, version.digest), version)
         await whole(catalog, 0)
         assert sent(origin) == version.manifest.total_bytes

@@ -28,7 +28,7 @@ RUN = "test-run"
 
 
 def ring(*statements: SignedEnvelope, pinned: tuple[Identity, ...] = (A,)) -> KeyRing:
-    made = KeyRing.of([each.key_id for each in pinned], RUN)
+    made = KeyRing.of([each.key_id for each in pinned])
     for statement in statements:
         made = made.extended(statement)
     return made
@@ -43,7 +43,7 @@ def signs(of: KeyRing, key: Identity) -> list[int]:
     found = []
     for version in range(10):
         try:
-            of.check(key.key_id, version)
+            of.check(key.key_id, RUN, version)
         except BadSignature:
             continue
         found.append(version)
@@ -81,7 +81,7 @@ def test_a_statement_again_changes_nothing() -> None:
         (rotate(B, A, 5), "was used before"),  # a loop
         (rotate(C, D, 5), "no pinned key leads to"),
         (rotate(B, C, 2), "didn't sign yet"),  # B signs from 4 on
-        (rotate(B, C, 5, run="another"), "run 'another'"),
+        (rotate(B, C, 5, run="another"), "no pinned key leads to"),
     ],
 )
 def test_forks_loops_and_strangers_are_refused(statement: SignedEnvelope, said: str) -> None:
@@ -99,9 +99,18 @@ def test_a_run_may_pin_the_new_key_as_well() -> None:
     assert signs(rotated, A) == [0, 1, 2, 3] and signs(rotated, B) == list(range(10))
 
 
+def test_a_statement_of_one_run_says_nothing_of_another() -> None:
+    rotated = ring(rotate(A, B, 3), rotate(A, C, 0, run="another"))
+    rotated.check(A.key_id, "a third", 9)
+    rotated.check(C.key_id, "another", 1)
+    for key, run, version in ((A, "another", 1), (B, "another", 9), (C, RUN, 9)):
+        with pytest.raises(BadSignature):
+            rotated.check(key.key_id, run, version)
+
+
 def test_what_doesnt_extend_is_passed_over_and_reported() -> None:
     followed, faults = ring().follow([rotate(C, D, 1), rotate(A, B, 3), rotate(A, D, 2)])
-    assert followed.keys == {A.key_id, B.key_id} and len(faults) == 2
+    assert signs(followed, B) and not signs(followed, D) and len(faults) == 2
 
 
 def test_a_chain_is_bounded() -> None:

@@ -19,8 +19,10 @@ def pick(views: dict[str, View], wish: Wish, seed: int = 0) -> Pick | None:
     return selection.choose(views, wish, 100.0, random.Random(seed), explore=0.0)
 
 
-def wish(*missing: int, urgent: tuple[int, ...] = (), own: tuple[int, ...] = (), spare: bool = True) -> Wish:
-    return Wish(bits.of(missing), bits.of(urgent), bits.of(own), spare)
+def wish(
+    *missing: int, urgent: tuple[int, ...] = (), own: tuple[int, ...] = (), only_own: bool = False, spare: bool = True
+) -> Wish:
+    return Wish(bits.of(missing), bits.of(urgent), bits.of(own), only_own, spare)
 
 
 def test_a_source_is_asked_only_for_what_it_has() -> None:
@@ -71,6 +73,14 @@ def test_a_relay_takes_its_own_slice_of_the_origin_first_and_in_order() -> None:
     assert {pick(views, wish(*range(9), own=(4, 5, 6)), seed) for seed in range(9)} == {Pick("origin", 4)}
     later = {pick(views, wish(0, 1, 2, 8, own=(4, 5, 6)), seed) for seed in range(30)}
     assert len(later) > 2
+
+
+def test_a_busy_relay_leaves_the_slices_of_its_siblings_to_them() -> None:
+    views = {"origin": view(*range(9), spared=True), "sibling": view(8)}
+    assert pick(views, wish(0, 1, own=(1,), only_own=True)) == Pick("origin", 1)
+    assert pick(views, wish(0, 7, own=(1,), only_own=True)) is None
+    assert pick(views, wish(8, own=(1,), only_own=True)) == Pick("sibling", 8)
+    assert pick(views, wish(0, own=(1,), only_own=True, spare=False)) == Pick("origin", 0)
 
 
 def test_slices_cover_a_version_once() -> None:

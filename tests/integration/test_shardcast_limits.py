@@ -1,0 +1,135 @@
+"""What servers grant: connections, room on disk; and what a relay learns from a coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from protocol.terms import WELL_KNOWN_PATH
+from shardcast.catalog import Catalog
+from shardcast.config import ServerLimits
+from shardcast.discovery import Coordinator
+from shardcast.listen import listening
+from shardcast.metrics import ShardcastMetrics
+from shardcast.server import ShardcastApp
+from shardcast.storage import VersionStore
+from tests.factories import make_terms
+from tests.shardcast_network import (
+    FAST,
+    KEYS,
+    SHARD,
+    SOON,
+    assert_same,
+    client,
+    make_version,
+    origin_in_process,
+    publish,
+    relay_in_process,
+    reserve_port,
+    whole,
+)
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [(ServerLimits(max_connections=2), "total"), (ServerLimits(max_connections_per_address=2), "address")],
+)
+async def test_connections_too_many_are_closed_at_once(tmp_path: Path, limits: ServerLimits, reason: str) -> None:
+    metrics = ShardcastMetrics()
+    app = ShardcastApp(Catalog(VersionStore(tmp_path, KEYS), metrics), limits).build()
+    async with (
+        asyncio.timeout(SOON),
+        listening(app, "127.0.0.1", 0, limits, metrics.count_refused) as url,
+        aiohttp.ClientSession() as session,
+    ):
+        port = urlsplit(url).port
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        for reader, writer in idle:  # both are accepted: they get answers
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b"200 OK" in await reader.readline()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await reader.read() == b""
+        writer.close()
+        refused = metrics.registry.get_sample_value("rollswarm_shardcast_refused_connections_total", {"reason": reason})
+        assert refused == 1
+        for _, each in idle:
+            each.close()
+            await each.wait_closed()
+        while True:  # as soon as the server has seen them go
+            try:
+                assert (await session.get(f"{url}/healthz")).status == 200
+                break
+            except aiohttp.ClientError:
+                continue
+
+
+async def test_a_relay_stays_within_its_room_and_keeps_the_newest(tmp_path: Path) -> None:
+    size = make_version(tmp_path / "probe", 0).manifest.total_bytes
+    async with (
+        asyncio.timeout(SOON),
+        origin_in_process(tmp_path / "origin") as (url, origin),
+        relay_in_process(tmp_path / "relay", url, keep_last=9, max_disk_bytes=2 * size + 10) as (relay_url, catalog),
+    ):
+        for number in (1, 2, 3, 4):
+            version = await publish(url, origin, make_version(tmp_path / f"v{number}", number))
+            await whole(catalog, number)
+        assert catalog.store.versions == [3, 4]
+        # One that doesn't fit at all is not begun; what is here is served on.
+        await publish(url, origin, make_version(tmp_path / "v5", 5, shards=40))
+        async with aiohttp.ClientSession() as session:
+            while "does not fit into --max-disk-gib" not in await (await session.get(f"{relay_url}/healthz")).text():
+                assert catalog.store.get(5) is None
+        async with client([relay_url], tmp_path / "cache") as worker:
+            assert_same(await worker.fetch(4, version.digest), version)
+        assert catalog.store.versions[-1] == 4
+        assert 2 * size < SHARD * 40
+
+
+async def test_a_version_that_is_being_read_makes_no_way(tmp_path: Path) -> None:
+    size = make_version(tmp_path / "probe", 0).manifest.total_bytes
+    async with (
+        asyncio.timeout(SOON),
+        origin_in_process(tmp_path / "origin") as (url, origin),
+        relay_in_process(tmp_path / "relay", url, keep_last=9, max_disk_bytes=3 * size + 10) as (_, catalog),
+    ):
+        await publish(url, origin, make_version(tmp_path / "v1", 1))
+        await whole(catalog, 1)
+        with catalog.store.reading(1):
+            for number in (2, 3, 4):
+                await publish(url, origin, make_version(tmp_path / f"v{number}", number))
+                await whole(catalog, number)
+            assert catalog.store.versions == [1, 3, 4]
+
+
+async def test_a_relay_learns_its_siblings_from_the_coordinator(tmp_path: Path) -> None:
+    ports = [reserve_port(), reserve_port()]
+    urls = tuple(f"http://127.0.0.1:{port}" for port in ports)
+
+    async def terms(request: web.Request) -> web.Response:
+        return web.Response(text=make_terms(relays=(*urls, "no url")).to_json())
+
+    app = web.Application()
+    app.router.add_get(WELL_KNOWN_PATH, terms)
+    async with (
+        asyncio.timeout(SOON),
+        listening(app, "127.0.0.1", 0, ServerLimits()) as coordinator,
+        origin_in_process(tmp_path / "origin") as (url, origin),
+        relay_in_process(tmp_path / "a", url, port=ports[0], coordinator=Coordinator(coordinator)) as (_, left),
+        relay_in_process(tmp_path / "b", url, port=ports[1]) as (_, right),
+    ):
+        finding = asyncio.create_task(left.find_siblings())
+        async with aiohttp.ClientSession() as session:
+            while len((await (await session.get(f"{urls[0]}/healthz")).json())["sources"]) < 3:
+                assert not finding.done()
+        await publish(url, origin, make_version(tmp_path / "v0"))
+        await whole(left, 0)
+        await whole(right, 0)
+        faults = {source["url"]: source["last_fault"] for source in left.health()["sources"]}  # type: ignore[attr-defined]
+        assert "is this relay itself" in faults[urls[0]]
+        finding.cancel()
+    assert FAST.parallel > 1
