@@ -76,6 +76,7 @@ class SchedulingSection(_Section):
     group_deadline_s: float = Field(300.0, gt=0)
     newcomer_share: float = Field(0.5, gt=0, le=1)
     probation_rollouts: int = Field(32, ge=0)
+    worker_share: float = Field(1.0, gt=0, le=1)
 
     @model_validator(mode="after")
     def _group_fits(self) -> SchedulingSection:

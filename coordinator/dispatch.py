@@ -6,6 +6,7 @@ import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Protocol, TypeVar
 
 from protocol import policy
 
@@ -69,6 +70,55 @@ def grant(
         if count == 0:
             return Grant(0, "newcomers")
     return Grant(min(count, wanted))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The most that one worker may have: samples of a group, and live leases. None: no limit of its own."""
+
+    group_samples: int | None
+    leases: int | None
+
+
+EVERYTHING = Share(None, None)
+
+
+def share_of(share: float, *, others_active: bool, group_size: int, capacity: int) -> Share:
+    """A worker's share while others are active, at least one of each; alone it may have everything."""
+    if share >= 1.0 or not others_active:
+        return EVERYTHING
+    return Share(max(1, int(share * group_size)), max(1, int(share * capacity)))
+
+
+def within_share(granted: Grant, live: int, most: int | None) -> Grant:
+    """A grant to a worker that has `live` leases already and may have `most`."""
+    if most is None or granted.count == 0:
+        return granted
+    count = min(granted.count, most - live)
+    return Grant(count) if count > 0 else Grant(0, "share")
+
+
+class InGroup(Protocol):
+    """A sample, as far as shares go."""
+
+    @property
+    def group_id(self) -> str: ...
+
+
+S = TypeVar("S", bound=InGroup)
+
+
+def within_groups(samples: Sequence[S], used: Mapping[str, int], most: int | None) -> list[S]:
+    """The samples, in order, that leave no group with more than `most` for a worker that has used so many of each."""
+    if most is None:
+        return list(samples)
+    taken = dict(used)
+    chosen: list[S] = []
+    for sample in samples:
+        if taken.get(sample.group_id, 0) < most:
+            taken[sample.group_id] = taken.get(sample.group_id, 0) + 1
+            chosen.append(sample)
+    return chosen
 
 
 def order_for_worker(sample_ids: Sequence[str], held_before: set[str]) -> list[str]:

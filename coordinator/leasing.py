@@ -19,7 +19,7 @@ from protocol import lease as lease_rules
 from protocol.errors import EnvironmentFault, OurFault, WorkerFault
 from protocol.lease import Commitment, Lease, LeaseState
 from protocol.ledger import is_newcomer
-from protocol.policy import oldest_admissible
+from protocol.policy import capacity, oldest_admissible
 from protocol.rollout import RejectionReason, Task
 
 _BAD_TASKS_MAX = 32
@@ -37,6 +37,7 @@ class Scheduling:
     group_deadline_s: float
     newcomer_share: float
     probation_rollouts: int
+    worker_share: float = 1.0
 
     @property
     def batch_samples(self) -> int:
@@ -116,9 +117,13 @@ class Leasing:
                 batch_samples=self._scheduling.batch_samples,
                 newcomer_share=self._scheduling.newcomer_share,
             )
+            share = await self._share(connection, worker_id, at)
+            granted = dispatch.within_share(
+                granted, await leases.count_live_of_worker(connection, worker_id), share.leases
+            )
             if granted.count == 0:
                 return Granted((), head.version, granted.reason, at)
-            chosen = await self._choose(connection, worker_id, granted.count, at)
+            chosen = await self._choose(connection, worker_id, granted.count, share.group_samples, at)
             min_version = oldest_admissible(head.version, self._scheduling.max_staleness)
             deadline = at + self._scheduling.lease_term_s
             out = []
@@ -195,15 +200,39 @@ class Leasing:
             newcomers_leased=await leases.count_live_of_newcomers(connection, self._scheduling.probation_rollouts),
         )
 
-    async def _choose(self, connection: AsyncConnection, worker_id: str, count: int, at: float) -> list[LeasableSample]:
-        """Waiting samples, oldest first; new groups are made while there are too few."""
+    async def _share(self, connection: AsyncConnection, worker_id: str, at: float) -> dispatch.Share:
+        """What this worker may have of each group, and of all leases."""
+        scheduling = self._scheduling
+        if scheduling.worker_share >= 1.0:
+            return dispatch.EVERYTHING
+        since = at - scheduling.lease_term_s
+        return dispatch.share_of(
+            scheduling.worker_share,
+            others_active=await workers.others_active(connection, worker_id, since),
+            group_size=scheduling.group_size,
+            capacity=capacity(scheduling.max_staleness, scheduling.batch_samples),
+        )
+
+    async def _choose(
+        self, connection: AsyncConnection, worker_id: str, count: int, group_samples: int | None, at: float
+    ) -> list[LeasableSample]:
+        """Waiting samples, oldest first; new groups are made while there are too few.
+
+        Where only this worker's share of the waiting groups is used up, it gets fewer, unless it would get none: others
+        are there to take them, and every new group delays those that are open.
+        """
         held = await leases.waiting_held_before(connection, worker_id)
-        found = await groups.waiting(connection, count + len(held))
-        while len(found) < count:
+        while True:
+            used = {} if group_samples is None else await groups.used_by_worker(connection, worker_id)
+            full = [group_id for group_id, n in used.items() if group_samples is not None and n >= group_samples]
+            found = await groups.waiting(connection, count + len(held), but=full)
+            by_id = {sample.sample_id: sample for sample in found}
+            ordered = [by_id[sample_id] for sample_id in dispatch.order_for_worker(list(by_id), held)]
+            chosen = dispatch.within_groups(ordered, used, group_samples)[:count]
+            enough = len(found) >= count or bool(full)
+            if len(chosen) >= count or (chosen and enough):
+                return chosen
             await self._new_group(connection, at)
-            found = await groups.waiting(connection, count + len(held))
-        by_id = {sample.sample_id: sample for sample in found}
-        return [by_id[sample_id] for sample_id in dispatch.order_for_worker(list(by_id), held)][:count]
 
     async def _new_group(self, connection: AsyncConnection, at: float) -> None:
         """Make the next group. A task that can't be made or asked is passed over, with an audit event.

@@ -9,7 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from coordinator import verdicts
-from coordinator.store import database, events, workers
+from coordinator.store import database, events, evidence, workers
 from coordinator.store import run as run_store
 from coordinator.store import tables as t
 from coordinator.store.database import Database
@@ -53,6 +53,7 @@ async def set_standing(url: str, worker: str, reason: str, *, banned: bool) -> s
         if banned:
             await verdicts.purge(connection, found[0], at=at, actor="operator", why=reason)
         else:
+            await evidence.reset(connection, found[0])
             await events.record(connection, at=at, actor="operator", action="pardon", subject=found[0], detail=reason)
     return str(found[0])
 

@@ -125,7 +125,12 @@ async def _serve_run(
     try:
         private = await serve_trainer(trainer, token=trainer_token, host=server.trainer_host, port=server.trainer_port)
         try:
-            views = Views(db, metrics, _terms_reader(run_file, run, db, identity, public))
+            views = Views(
+                db,
+                metrics,
+                _terms_reader(run_file, run, db, identity, public),
+                probation_rollouts=run_file.scheduling.probation_rollouts,
+            )
             runner = web.AppRunner(views.application(), access_log=None)
             await runner.setup()
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import grpc
@@ -21,7 +21,7 @@ from coordinator.store import tables as t
 from coordinator.store.database import Database
 from protocol.errors import UserError, WorkerFault
 from protocol.lease import Commitment
-from protocol.rollout import RejectionReason, SamplingParams
+from protocol.rollout import AT_LEAST, RejectionReason, SamplingParams
 from protocol.signing import CHALLENGE, open_envelope, public_key
 from protocol.terms import PROTOCOL_MAX, PROTOCOL_MIN
 from protocol.wire import envelope_from_wire, envelope_to_wire, group_to_wire, sampling_to_wire
@@ -197,6 +197,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                     outcome=notice.outcome,
                     reason=notice.reason or "",
                     detail=notice.detail,
+                    measurements=measurements(notice.metrics, notice.admitted or {}),
                 )
                 for notice in notices
             ],
@@ -277,6 +278,15 @@ async def poll(attempt: Callable[[], Awaitable[T]], enough: Callable[[T], bool],
         if enough(answer) or time.monotonic() >= deadline:
             return answer
         await asyncio.sleep(_POLL_S)
+
+
+def measurements(metrics: Mapping[str, float], admitted: Mapping[str, float]) -> list[worker_pb2.Measurement]:
+    """What was measured beside its bound, for every number that has one."""
+    return [
+        worker_pb2.Measurement(name=name, value=metrics[name], admitted=bound, at_least=name in AT_LEAST)
+        for name, bound in sorted(admitted.items())
+        if name in metrics
+    ]
 
 
 def peer_address(peer: str) -> str:

@@ -6,13 +6,17 @@ Everything about one rollout happens in one transaction, so that a verifier kill
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from sqlalchemy import Row, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from coordinator import evidence
+from coordinator.evidence import Alarm
 from coordinator.store import events, groups, leases, rollouts, workers
 from coordinator.store import tables as t
+from coordinator.verification.pooled import STRIKE, Pooled
 from protocol.lease import LeaseState, finish
 from protocol.ledger import Entry, EntryKind, entries_for_rejection
 from protocol.rollout import Outcome, RejectionReason, Verdict
@@ -21,6 +25,15 @@ from protocol.wire import floats_to_bytes
 ALERT_AT_ATTEMPTS = 2
 GIVE_UP_AT_ATTEMPTS = 5
 RETRY_AFTER_S = 1.0  # then four times as long each time: an outage of a minute loses nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What verdicts go by. `pooled`: the tests over many rollouts."""
+
+    max_strikes: int
+    probation_rollouts: int
+    pooled: Pooled
 
 
 async def give_up(connection: AsyncConnection, at: float) -> int:
@@ -36,7 +49,7 @@ async def give_up(connection: AsyncConnection, at: float) -> int:
 
 
 async def record(
-    connection: AsyncConnection, rollout_id: str, verdict: Verdict, *, verifier: str, at: float, max_strikes: int
+    connection: AsyncConnection, rollout_id: str, verdict: Verdict, *, verifier: str, at: float, rules: Rules
 ) -> bool:
     """Write a verdict. False, and nothing is written, if this verifier no longer holds the claim."""
     row = await rollouts.get(connection, rollout_id)
@@ -47,9 +60,9 @@ async def record(
         return True
     await _insert(connection, rollout_id, verdict, verifier, at)
     if verdict.outcome is Outcome.ACCEPTED:
-        await _accept(connection, row, at)
+        await _accept(connection, row, verdict, at, rules)
     else:
-        await _reject(connection, row, verdict, at, max_strikes)
+        await _reject(connection, row, verdict, at, rules.max_strikes)
     return True
 
 
@@ -65,6 +78,8 @@ async def _insert(connection: AsyncConnection, rollout_id: str, verdict: Verdict
             old_logprobs=floats_to_bytes(verdict.old_logprobs),
             entropies=floats_to_bytes(verdict.entropies),
             metrics=events.finite(verdict.metrics),
+            admitted=events.finite(verdict.admitted),
+            observations=events.finite(verdict.observations),
             verifier=verifier,
             verified_at=at,
         )
@@ -90,24 +105,70 @@ async def _postpone(connection: AsyncConnection, row: Row, verdict: Verdict, at:
     await rollouts.postpone(connection, rollout_id, until=at + RETRY_AFTER_S * 4 ** (attempts - 1))
 
 
-async def _accept(connection: AsyncConnection, row: Row, at: float) -> None:
+async def _accept(connection: AsyncConnection, row: Row, verdict: Verdict, at: float, rules: Rules) -> None:
     standing = await workers.standing(connection, row.worker_id)
     if standing is None or standing.banned:
         await rollouts.drop(connection, row, "banned", at, sample_state="waiting")
         return
     credit = Entry(row.worker_id, EntryKind.CREDIT, row.tokens, row.rollout_id)
     await workers.add_entries(connection, [credit], at)
+    if standing.accepted + 1 == rules.probation_rollouts:
+        detail = f"{rules.probation_rollouts} rollouts accepted: probation is over"
+        await events.record(
+            connection, at=at, actor="verifier", action="established", subject=row.worker_id, detail=detail
+        )
+    completed = await _put_into_group(connection, row, at)
+    alarms: list[Alarm] = []
+    if verdict.audited:
+        observed = events.finite(verdict.observations)
+        alarms += await evidence.add(connection, row.worker_id, observed, row.tokens, rules.pooled, at)
+    if completed:
+        alarms += await evidence.compare_group(connection, row.group_id, rules.pooled, at)
+    await _act_on(connection, alarms, at, rules.max_strikes)
+
+
+async def _put_into_group(connection: AsyncConnection, row: Row, at: float) -> bool:
+    """Whether the rollout completes its group, which is ready then."""
     group = await groups.get(connection, row.group_id)
     assert group is not None
     if group.state != "open":
         # Its group went out incomplete, or was dropped: the work is credited, but comes too late to be trained on.
         await rollouts.drop(connection, row, "late", at, sample_state="dropped")
-        return
+        return False
     await rollouts.set_state(connection, [row.rollout_id], "accepted")
     await groups.set_sample(connection, row.sample_id, "accepted")
     missing = select(func.count()).where(t.samples.c.group_id == group.group_id, t.samples.c.state != "accepted")
-    if (await connection.execute(missing)).scalar_one() == 0:
-        await groups.set_state(connection, group.group_id, "ready")
+    if (await connection.execute(missing)).scalar_one() > 0:
+        return False
+    await groups.set_state(connection, group.group_id, "ready")
+    return True
+
+
+async def _act_on(connection: AsyncConnection, alarms: Sequence[Alarm], at: float, max_strikes: int) -> None:
+    """Tell the operator; ban where the test says so."""
+    for alarm in alarms:
+        await events.record(
+            connection, at=at, actor="verifier", action="alarm", subject=alarm.worker_id, detail=alarm.detail
+        )
+        standing = await workers.standing(connection, alarm.worker_id)
+        if alarm.action != STRIKE or standing is None or standing.banned:
+            continue
+        entries = entries_for_rejection(
+            alarm.worker_id, None, RejectionReason.POOLED, alarm.detail, standing, max_strikes
+        )
+        await _strike(connection, alarm.worker_id, entries, at, actor="verifier")
+
+
+async def _strike(
+    connection: AsyncConnection, worker_id: str, entries: Sequence[Entry], at: float, *, actor: str
+) -> None:
+    """Add what a rejection costs, if anything; a ban purges."""
+    await workers.add_entries(connection, entries, at)
+    for entry in entries:
+        if entry.kind is EntryKind.STRIKE:
+            await events.record(connection, at=at, actor=actor, action="strike", subject=worker_id, detail=entry.note)
+        elif entry.kind is EntryKind.BAN:
+            await purge(connection, worker_id, at=at, actor=actor, why=entry.note)
 
 
 async def _reject(connection: AsyncConnection, row: Row, verdict: Verdict, at: float, max_strikes: int) -> None:
@@ -123,9 +184,7 @@ async def _reject(connection: AsyncConnection, row: Row, verdict: Verdict, at: f
     standing = await workers.standing(connection, worker_id)
     assert standing is not None
     entries = entries_for_rejection(worker_id, rollout_id, verdict.reason, verdict.detail, standing, max_strikes)
-    await workers.add_entries(connection, entries, at)
-    if any(entry.kind is EntryKind.BAN for entry in entries):
-        await purge(connection, worker_id, at=at, actor="verifier", why=entries[-1].note)
+    await _strike(connection, worker_id, entries, at, actor="verifier")
 
 
 async def refuse(
@@ -150,10 +209,8 @@ async def refuse(
         await events.count_refusal(connection, at=at, reason=f"refused:{reason}")
         return
     await events.count_drop(connection, at=at, reason=f"refused:{reason}", tokens=0, rollout_id=rollout_id)
-    await workers.add_entries(connection, entries, at)
     await workers.count_rejection(connection, worker_id)
-    if any(entry.kind is EntryKind.BAN for entry in entries):
-        await purge(connection, worker_id, at=at, actor="coordinator", why=entries[-1].note)
+    await _strike(connection, worker_id, entries, at, actor="coordinator")
 
 
 async def purge(connection: AsyncConnection, worker_id: str, *, at: float, actor: str, why: str) -> Mapping[str, int]:

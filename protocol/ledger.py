@@ -18,8 +18,8 @@ class EntryKind(enum.StrEnum):
     PARDON = "pardon"
 
 
-# Failures that no honest worker can produce: they ban at once.
-FRAUD: frozenset[str] = frozenset({RejectionReason.FORM, RejectionReason.SIGNATURE})
+# Failures that no honest worker can produce, or (pooled) one in a stated number of worker-months: they ban at once.
+FRAUD: frozenset[str] = frozenset({RejectionReason.FORM, RejectionReason.SIGNATURE, RejectionReason.POOLED})
 # Failures that are the fault of timing, not of intent: they cost nothing but the work.
 BLAMELESS: frozenset[str] = frozenset({RejectionReason.STALE, RejectionReason.LEASE})
 
@@ -37,30 +37,33 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a worker's entries add up to."""
+    """What a worker's entries add up to. `clean_tokens`: those credited since the last strike or pardon."""
 
     credits: int = 0
     strikes: int = 0
     accepted: int = 0
     banned: bool = False
     ban_reason: str = ""
+    clean_tokens: int = 0
 
 
 def fold(entries: Iterable[Entry]) -> Standing:
     """The standing that these entries, in order, amount to. A pardon clears strikes and ban, never credits."""
-    credits = strikes = accepted = 0
+    credits = strikes = accepted = clean = 0
     banned, reason = False, ""
     for entry in entries:
         if entry.kind is EntryKind.CREDIT:
             credits += entry.amount
             accepted += 1
+            clean += entry.amount
         elif entry.kind is EntryKind.STRIKE:
             strikes += entry.amount
+            clean = 0
         elif entry.kind is EntryKind.BAN:
             banned, reason = True, entry.note
         else:
-            strikes, banned, reason = 0, False, ""
-    return Standing(credits, strikes, accepted, banned, reason)
+            strikes, clean, banned, reason = 0, 0, False, ""
+    return Standing(credits, strikes, accepted, banned, reason, clean)
 
 
 def is_newcomer(standing: Standing, probation_rollouts: int) -> bool:
@@ -69,7 +72,7 @@ def is_newcomer(standing: Standing, probation_rollouts: int) -> bool:
 
 
 def entries_for_rejection(
-    worker_id: str, rollout_id: str, reason: RejectionReason, detail: str, standing: Standing, max_strikes: int
+    worker_id: str, rollout_id: str | None, reason: RejectionReason, detail: str, standing: Standing, max_strikes: int
 ) -> tuple[Entry, ...]:
     """What a rejection adds: nothing if blameless, a ban if fraud, else a strike, and a ban at `max_strikes`."""
     if reason in BLAMELESS:

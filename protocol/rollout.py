@@ -9,6 +9,8 @@ from hashlib import sha256
 from typing import Any
 
 PROOF_CHUNK_TOKENS = 32
+EOS_LOGPROB = "eos_logprob"
+AT_LEAST = frozenset({EOS_LOGPROB})  # metrics whose bound is a least one; all others have a largest
 
 
 class Author(enum.IntEnum):
@@ -46,6 +48,7 @@ class RejectionReason(enum.StrEnum):
     PROOF = "proof"  # the TOPLOC activation proof does not match
     LOGPROB = "logprob"  # claimed log-probabilities disagree with ours
     SEED = "seed"  # the tokens are not those that the issued seed selects
+    POOLED = "pooled"  # its rollouts together show what none shows alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +149,9 @@ class Rollout:
 class Verdict:
     """What a verifier found. `old_logprobs`: T trusted log-probabilities of the behaviour versions, or empty.
 
-    `metrics` holds each check's numbers and `detail` a sentence the worker can act on. `audited` is False for a rollout
-    that passed only the checks that need no model.
+    `metrics` holds each check's numbers, `admitted` the bounds that those of these names are held to, and `detail` a
+    sentence the worker can act on. `audited` is False for a rollout that passed only the checks that need no model.
+    `observations`: for each test over many rollouts, what this one says; 1 is the most that honest ones say on average.
     """
 
     outcome: Outcome
@@ -158,6 +162,8 @@ class Verdict:
     old_logprobs: tuple[float, ...] = ()
     entropies: tuple[float, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
+    admitted: dict[str, float] = field(default_factory=dict)
+    observations: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,12 @@ class Catalog:
             "versions": self.store.versions,
             "next_version": 0 if self.store.names.latest is None else self.store.names.latest + 1,
             "delta_fallbacks": [f"{count} × {reason}" for reason, count in sorted(self.reports.counts.items())],
+            "key_rotations": len(self.store.keys.ring.statements),
+            "behind_s": round(self.metrics.behind_s, 1),
+            "mbytes_per_s_out": round(self.metrics.rate_out / 1e6, 2),
+            "mbytes_per_s_in": round(self.metrics.rate_in / 1e6, 2),
+            "bytes_sent": self.metrics.bytes_sent,
+            "receiving": [],
             "sources": [],
         }
 

@@ -30,7 +30,6 @@ from shardcast.obtain import Obtaining
 from shardcast.partial import PartialVersion
 from shardcast.peering import Peering, find_torrent
 from shardcast.pool import SourcePool
-from shardcast.progress import OnProgress, Progress, Way
 from shardcast.reports import send_report
 from shardcast.routing import SourceStats
 from shardcast.sources import Head, Misbehaved, Source, Unavailable, Unknown, new_session
@@ -38,6 +37,7 @@ from shardcast.storage import StoredVersion, VersionStore
 from shardcast.swarm import Swarm
 from shardcast.swarm_download import SwarmLimits
 from shardcast.torrent import Layout
+from shardcast.travel import OnProgress, Progress, Way
 
 __all__ = ["OnProgress", "Progress", "ShardcastClient", "Way"]
 
@@ -113,6 +113,11 @@ class ShardcastClient:
         if self._session is not None:
             await self._session.close()
             self._session = self._pool = None
+
+    @property
+    def peers(self) -> list[str]:
+        """The siblings' URLs."""
+        return list(self._peers)
 
     @property
     def source_stats(self) -> dict[str, SourceStats]:

@@ -314,7 +314,7 @@ class Download:
             if self._own_id and source.url not in self._spared():
                 self._siblings.add(count, now)
             if self._metrics:
-                self._metrics.received(self._kind(source)).inc(count)
+                self._metrics.count_received(self._kind(source), count)
             if self._throttle:
                 await self._throttle.take(count)
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import aiohttp
 
 from protocol.errors import SourceFault, UserError
 from protocol.manifest import Digest, InvalidManifest, manifest_digest
-from shardcast.client import OnProgress, Progress, ShardcastClient, Way
+from shardcast.client import Progress, ShardcastClient
 from shardcast.config import ClientLimits, parse_source
+from shardcast.progress import shown
 from shardcast.swarm import Swarm, SwarmConfig
 
 _STATUS_TIMEOUT_S = 10.0
@@ -41,10 +40,17 @@ async def run(
                 raise SourceFault(f"no version was published within {deadline_s:.0f} s")
             version = head.version
         manifest, envelope = await client.manifest(version, expected)
-        with _progress(f"version {version}", manifest.total_bytes) as show:
-            path = await client.fetch(version, expected, show)
+        with shown(f"version {version}", manifest.total_bytes) as on_progress:
+            way = "none"  # it was here already
+
+            def note(progress: Progress) -> None:
+                nonlocal way
+                way = progress.way.value
+                on_progress(progress)
+
+            path = await client.fetch(version, expected, note)
     facts = f"version={version} digest={manifest_digest(envelope.payload)} bytes={manifest.total_bytes}"
-    print(f"{facts} way={show.way} path={path}")
+    print(f"{facts} way={way} path={path}")
 
 
 async def show_status(url: str) -> None:
@@ -64,10 +70,12 @@ async def show_status(url: str) -> None:
     if not isinstance(health, dict):
         raise SourceFault(f"{base} doesn't answer like an origin or a relay")
     for key, value in health.items():
-        if key != "sources":
-            print(f"{key:<12} {value}")
+        if key not in ("sources", "receiving"):
+            print(f"{key:<16} {value}")
+    for each in health.get("receiving", ()):
+        print(f"receiving        version {each.get('version')}: {each.get('have')} of {each.get('of')} shards")
     for source in health.get("sources", ()):
-        print(f"source       {source.get('url')}: {source.get('state')} {source.get('last_fault')}".rstrip())
+        print(f"source           {source.get('url')}: {source.get('state')} {source.get('last_fault')}".rstrip())
 
 
 def _digest(text: str | None) -> Digest | None:
@@ -75,36 +83,3 @@ def _digest(text: str | None) -> Digest | None:
         return None if text is None else Digest(text)
     except InvalidManifest as error:
         raise UserError(f"--digest: {error}") from None
-
-
-class _Shown:
-    """Remembers the way of the last progress, and hands each on."""
-
-    def __init__(self, show: OnProgress = lambda progress: None) -> None:
-        self.way: str = "none"  # it was here already
-        self._show = show
-
-    def __call__(self, progress: Progress) -> None:
-        self.way = progress.way.value
-        self._show(progress)
-
-
-@contextlib.contextmanager
-def _progress(label: str, total: int) -> Iterator[_Shown]:
-    """A progress bar on a terminal, nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield _Shown()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
-    from rich.progress import Progress as Bar
-
-    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(label, total=total)
-
-        def show(progress: Progress) -> None:
-            way = "" if progress.way is Way.FULL else f" ({progress.way})"
-            bar.update(task, description=label + way, completed=progress.done, total=progress.total)
-
-        yield _Shown(show)

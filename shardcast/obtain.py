@@ -27,8 +27,8 @@ from shardcast.delta.views import FolderView, View
 from shardcast.download import Download, OnShard
 from shardcast.layout import delta_folder_name
 from shardcast.partial import PartialVersion, journal_path
-from shardcast.progress import OnProgress, Progress, Way
 from shardcast.storage import StoredVersion
+from shardcast.travel import OnProgress, Progress, Way
 from shardcast.ways import BLOB_FILE, Ask, Chain, blob_manifest, choose
 
 if TYPE_CHECKING:

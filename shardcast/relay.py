@@ -164,12 +164,13 @@ class RelayCatalog(Catalog):
             since = now - self._trouble_since
             facts["status"] = f"can't follow for {since:.0f} s, still serving what is here: {self._trouble}"
         facts["receiving"] = [
-            f"version {each.version}: {len(each.partial.have)} of {len(each.partial.manifest.shards)} shards"
+            {"version": each.version, "have": len(each.partial.have), "of": len(each.partial.manifest.shards)}
             for each in self._incoming.values()
         ]
         facts["sources"] = [
             {
                 "url": url,
+                "peer": url in self._client.peers,
                 "state": "dropped" if now < stats.banned_until else "ok" if stats.is_ready(now) else "backing off",
                 "mbytes_per_s": round((stats.throughput or 0.0) / 1e6, 1),
                 "last_fault": stats.last_fault,

@@ -74,7 +74,9 @@ async def serve_relay(options: RelayOptions) -> None:
     keys = parse_keys(options.trainer_keys)
     coordinator = Coordinator(options.coordinator) if options.coordinator else None
     limits = ServerLimits(
-        max_connections=options.max_connections, max_connections_per_address=options.max_connections_per_address
+        max_connections=options.max_connections,
+        max_connections_per_address=options.max_connections_per_address,
+        max_requests_per_address=options.max_connections_per_address,
     )
     with serve_alone(options.data_dir):
         metrics = ShardcastMetrics()

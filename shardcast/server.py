@@ -170,7 +170,6 @@ class ShardcastApp:
         """Send in slices: each must be taken in time, and each waits for its share of the bandwidth."""
         loop = asyncio.get_running_loop()
         manners = self.catalog.manners
-        sent = self.catalog.metrics.sent(to_relay=asker.kind is not Kind.CLIENT)
         slice_bytes = _THROTTLED_SLICE_BYTES if self.throttle or asker.busy else _SLICE_BYTES
         with os.fdopen(os.dup(shard.descriptor), "rb", buffering=0) as file:
             for at in range(start, stop, slice_bytes):
@@ -188,7 +187,7 @@ class ShardcastApp:
                 except TimeoutError:
                     transport.abort()  # a client that doesn't read
                     raise ConnectionResetError("the client takes the bytes too slowly") from None
-                sent.inc(count)
+                self.catalog.metrics.count_sent(asker.kind is not Kind.CLIENT, count)
                 if asker.kind is not Kind.PEER:
                     manners.sent(count)
 

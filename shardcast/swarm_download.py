@@ -187,7 +187,7 @@ class SwarmDownload:
         count = sum(map(len, chunks))
         self._from_servers += count
         if self._metrics:
-            self._metrics.received("relay").inc(count)
+            self._metrics.count_received("relay", count)
         if self._throttle:
             await self._throttle.take(count)
 

@@ -18,6 +18,7 @@ from coordinator.store import run as run_store
 from coordinator.store import tables as t
 from coordinator.store.database import Database
 from coordinator.store.rollouts import PendingRollout
+from coordinator.verification.pooled import COMPARISONS
 from protocol.lease import Lease
 from protocol.ledger import Standing
 from protocol.rollout import Outcome, RejectionReason, Task, Verdict
@@ -62,6 +63,7 @@ class StoredRun:
     def __init__(self, db: Database, scheduling: Scheduling) -> None:
         self.db = db
         self.scheduling = scheduling
+        self.pooled = COMPARISONS
         self.leasing = Leasing(
             db,
             secret=SECRET,
@@ -162,7 +164,7 @@ class StoredRun:
                 verdict,
                 verifier=verifier,
                 at=await database.now(connection),
-                max_strikes=MAX_STRIKES,
+                rules=verdicts.Rules(MAX_STRIKES, self.scheduling.probation_rollouts, self.pooled),
             )
 
     async def judge(self, verdict: Verdict | None = None) -> list[str]:

@@ -32,6 +32,7 @@ from protocol.wire import rollout_to_payload
 from worker.engine import Engine, Generation, GenerationRequest, Progress, Weights
 from worker.outbox import Outbox
 from worker.status import Status
+from worker.verdict import verdict_line
 from worker.weights import WeightsFollower
 
 log = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ class Worker:
         self._stop = asyncio.Event()
         self._changed = asyncio.Condition()  # a task ended, or other weights are loaded
         self._posted = asyncio.Event()  # something new is in the outbox
+        self._told: set[str] = set()  # rejections that the log has
 
     def stop(self) -> None:
         """Finish what is begun, give back what can't be, and end."""
@@ -320,9 +322,13 @@ class Worker:
         self._status.credits, self._status.strikes = standing.credits, standing.strikes
         self._status.accepted, self._status.rejected = standing.accepted, standing.rejected
         self._status.pending = standing.pending
-        rejected = next((verdict for verdict in standing.verdicts if verdict.outcome == "rejected"), None)
-        if rejected is not None:
-            self._status.last_reason = f"{rejected.reason}: {rejected.detail}"
+        rejected = [verdict for verdict in standing.verdicts if verdict.outcome == "rejected"]
+        if rejected:
+            self._status.last_reason = f"{rejected[0].reason}: {rejected[0].detail}"
+        for verdict in reversed(rejected):
+            if verdict.rollout_id not in self._told:
+                log.warning("%s", verdict_line(verdict), extra={"action": "rejected", "rollout_id": verdict.rollout_id})
+        self._told = {verdict.rollout_id for verdict in rejected}
         if standing.banned:
             self._status.banned = standing.ban_reason
             raise UserError(f"this key is banned from the run: {standing.ban_reason}")

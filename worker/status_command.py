@@ -8,6 +8,7 @@ from protocol.errors import UserError
 from worker.config import WorkerConfig
 from worker.hardware import describe
 from worker.join import installed_version
+from worker.verdict import verdict_line
 
 _PATIENCE_S = 5.0
 
@@ -32,5 +33,4 @@ async def show_status(url: str, config: WorkerConfig) -> None:
     print(f"credits    {standing.credits} verified tokens")
     print(f"rollouts   {standing.accepted} accepted, {standing.rejected} rejected, {standing.pending} pending")
     for verdict in standing.verdicts:
-        why = f" ({verdict.reason}: {verdict.detail})" if verdict.reason else ""
-        print(f"  {verdict.rollout_id[7:19]}  {verdict.outcome}{why}")
+        print(f"  {verdict_line(verdict)}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coordinator.verification.checks.form import proof_chunks
+from coordinator.verification.pooled import NEAR_TIE_NATS
 from protocol import toploc
 from protocol.rollout import Rollout
 
@@ -28,7 +29,8 @@ class ChunkMeasure:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One rollout of `tokens` tokens. Gaps are |claimed - ours| and margins what the seed replay loses by, in nats."""
+    """One rollout of `tokens` tokens. Gaps are |claimed - ours| and margins what the seed replay loses by, in nats.
+    `near_ties`: places where two tokens came near one another; `near_ties_lost`: where the second best was taken."""
 
     engine: str
     verifier: str
@@ -38,6 +40,9 @@ class Measure:
     gap_max: float
     margin_sum: float
     margin_max: float
+    gap_mean: float
+    near_ties: int
+    near_ties_lost: int
 
 
 def measure(rollout: Rollout, prefill: PrefillResult, *, engine: str, verifier: str) -> Measure:
@@ -55,6 +60,9 @@ def measure(rollout: Rollout, prefill: PrefillResult, *, engine: str, verifier: 
         gap_max=float(gaps_T.max()),
         margin_sum=float(prefill.margins_T.sum()),
         margin_max=float(prefill.margins_T.max()),
+        gap_mean=float(gaps_T.mean()),
+        near_ties=int(prefill.near_T.sum()),
+        near_ties_lost=int((prefill.near_T & (prefill.margins_T > 0) & (prefill.margins_T <= NEAR_TIE_NATS)).sum()),
     )
 
 

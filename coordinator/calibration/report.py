@@ -13,6 +13,7 @@ import numpy as np
 
 from coordinator.calibration.fit import Fit
 from coordinator.calibration.measures import Measure
+from coordinator.calibration.pooled import pooled_lines
 from coordinator.verification.thresholds import Thresholds
 
 _QUANTILES = (0.5, 0.9, 0.99, 1.0)
@@ -22,11 +23,12 @@ def to_toml(thresholds: Thresholds) -> str:
     """Thresholds as a TOML file that `Thresholds.from_toml` reads."""
     values = thresholds.to_mapping()
     chunks = values.pop("chunks")
+    del values["pooled"]
     lines = ["# Written by `coordinator calibrate`. evidence.json says what was measured."]
     lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
     for chunk in chunks:
         lines += ["", "[[chunks]]", *(f"{name} = {json.dumps(value)}" for name, value in chunk.items())]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *pooled_lines(thresholds.pooled)]) + "\n"
 
 
 def evidence(fit: Fit, measures: Sequence[Measure], bound: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,9 @@ import itertools
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,6 +17,7 @@ from coordinator.calibration import collect, report
 from coordinator.calibration.collect import Asked
 from coordinator.calibration.fit import Fit, fit, split
 from coordinator.calibration.measures import Measure
+from coordinator.calibration.pooled import fit_pooled, mean_in_trial
 from coordinator.calibration.tails import strike_probability
 from coordinator.config import RunFile
 from coordinator.tokenizer import RunTokenizer
@@ -66,7 +68,15 @@ def calibrate(run_file: RunFile, out: Path, bound: Bound, options: Options, prog
         probability=probability,
         source=_source(run_file, measures, bound),
     )
-    facts = {
+    pooled = fit_pooled(
+        [measures[index] for index in mine],
+        false_bans=bound.false_bans,
+        rollouts_per_month=bound.rollouts_per_month,
+        source=fitted.thresholds.source,
+    )
+    fitted = replace(fitted, thresholds=replace(fitted.thresholds, pooled=pooled))
+    facts: dict[str, Any] = {
+        "pooled_mean_in_trial": mean_in_trial(pooled, [measures[index] for index in others]),
         "false_bans_per_worker_month": bound.false_bans,
         "rollouts_per_worker_month": bound.rollouts_per_month,
         "max_strikes": run_file.verification.max_strikes,

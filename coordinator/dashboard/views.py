@@ -33,8 +33,16 @@ _CHARTS = (
 class Views:
     """The handlers of one coordinator. `make_terms` reads the run's terms as they stand now."""
 
-    def __init__(self, db: Database, metrics: Metrics, make_terms: Callable[[], Awaitable[RunTerms]]) -> None:
+    def __init__(
+        self,
+        db: Database,
+        metrics: Metrics,
+        make_terms: Callable[[], Awaitable[RunTerms]],
+        *,
+        probation_rollouts: int = 0,
+    ) -> None:
         self._db = db
+        self._probation_rollouts = probation_rollouts
         self._metrics = metrics
         self._make_terms = make_terms
         self._templates = jinja2.Environment(
@@ -58,7 +66,7 @@ class Views:
 
     async def _summary(self) -> summary.Summary:
         async with self._db.read() as connection:
-            return await summary.read(connection)
+            return await summary.read(connection, probation_rollouts=self._probation_rollouts)
 
     async def terms(self, request: web.Request) -> web.Response:
         terms = await self._make_terms()

@@ -10,7 +10,7 @@ import numpy as np
 from sqlalchemy import Row, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from coordinator.store.tables import groups, rollouts, samples
+from coordinator.store.tables import groups, leases, rollouts, samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +119,27 @@ async def count_by_environment(connection: AsyncConnection) -> dict[str, int]:
     return {row.environment: row.n for row in rows}
 
 
-async def waiting(connection: AsyncConnection, limit: int) -> list[LeasableSample]:
-    """Samples that wait for a lease, oldest group first."""
+async def used_by_worker(connection: AsyncConnection, worker_id: str) -> dict[str, int]:
+    """Samples of each open group that this worker holds or has handed in (what was rejected or dropped counts not)."""
+    answered = select(rollouts.c.sample_id, rollouts.c.group_id).where(
+        rollouts.c.worker_id == worker_id, rollouts.c.state.in_(("pending", "verifying", "accepted"))
+    )
+    held = (
+        select(samples.c.sample_id, samples.c.group_id)
+        .join(leases, leases.c.sample_id == samples.c.sample_id)
+        .where(leases.c.worker_id == worker_id, leases.c.state == "live")
+    )
+    used = answered.union_all(held).subquery()
+    rows = await connection.execute(select(used.c.group_id, func.count().label("n")).group_by(used.c.group_id))
+    return {row.group_id: row.n for row in rows}
+
+
+async def waiting(connection: AsyncConnection, limit: int, *, but: Sequence[str] = ()) -> list[LeasableSample]:
+    """Samples that wait for a lease, oldest group first; none of the groups `but`."""
     rows = await connection.execute(
         select(samples.c.sample_id, samples.c.seed, groups.c.group_id, groups.c.prompt_token_ids, groups.c.max_tokens)
         .join(groups, groups.c.group_id == samples.c.group_id)
-        .where(samples.c.state == "waiting", groups.c.state == "open")
+        .where(samples.c.state == "waiting", groups.c.state == "open", groups.c.group_id.not_in(but))
         .order_by(samples.c.ordinal)
         .limit(limit)
     )

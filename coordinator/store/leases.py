@@ -107,6 +107,11 @@ async def count_live(connection: AsyncConnection) -> int:
     return int((await connection.execute(select(func.count()).where(leases.c.state == "live"))).scalar_one())
 
 
+async def count_live_of_worker(connection: AsyncConnection, worker_id: str) -> int:
+    statement = select(func.count()).where(leases.c.state == "live", leases.c.worker_id == worker_id)
+    return int((await connection.execute(statement)).scalar_one())
+
+
 async def count_live_of_newcomers(connection: AsyncConnection, probation_rollouts: int) -> int:
     """Live leases of all workers that are still on probation, together."""
     statement = (

@@ -39,6 +39,8 @@ class PendingRollout:
     seed: int
     attempts: int
     newcomer: bool
+    clean_tokens: int = 0
+    watched: bool = False
 
 
 async def insert(
@@ -164,6 +166,8 @@ async def _pending(connection: AsyncConnection, ids: Sequence[str], probation_ro
             t.groups.c.max_tokens,
             t.samples.c.seed,
             t.workers.c.accepted,
+            t.workers.c.clean_tokens,
+            t.workers.c.watched,
         )
         .join(t.payloads, t.payloads.c.rollout_id == t.rollouts.c.rollout_id)
         .join(t.groups, t.groups.c.group_id == t.rollouts.c.group_id)
@@ -187,6 +191,8 @@ async def _pending(connection: AsyncConnection, ids: Sequence[str], probation_ro
             seed=row.seed,
             attempts=row.attempts,
             newcomer=row.accepted < probation_rollouts,
+            clean_tokens=row.clean_tokens,
+            watched=row.watched,
         )
         for row in rows
     ]

@@ -5,15 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from coordinator.store import database, leases, versions
+from coordinator.audit import classify
+from coordinator.store import database, leases, versions, workers
 from coordinator.store import tables as t
 
 _RECENT_STEPS = 200
 _RECENT_EVENTS = 20
 _THROUGHPUT_WINDOW_S = 60.0
+_ALERTS = ("inconclusive", "alarm", "watch", "bad_task")  # events that an operator must see, however many others come
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceLine:
+    """What a test over many rollouts holds against a worker: `log_e` 0 is nothing. `alarmed_at`: its latest alarm."""
+
+    test: str
+    log_e: float
+    rollouts: int
+    tokens: int
+    alarmed_at: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +43,8 @@ class WorkerLine:
     banned: bool
     ban_reason: str
     idle_s: float
+    worker_class: str
+    evidence: list[EvidenceLine] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +75,10 @@ class Summary:
     workers: list[WorkerLine] = field(default_factory=list)
     steps: list[StepLine] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
+    alerts: list[dict[str, Any]] = field(default_factory=list)
 
 
-async def read(connection: AsyncConnection) -> Summary:
+async def read(connection: AsyncConnection, *, probation_rollouts: int = 0) -> Summary:
     """Read the run's summary."""
     now = await database.now(connection)
     head = await versions.head(connection)
@@ -83,9 +99,10 @@ async def read(connection: AsyncConnection) -> Summary:
         accepted_per_minute=count,
         max_staleness_seen=staleness or 0,
         multi_span_accepted=int((await connection.execute(multi)).scalar_one()),
-        workers=await _workers(connection, now),
+        workers=await _workers(connection, now, probation_rollouts),
         steps=await _steps(connection),
         events=await _events(connection),
+        alerts=await _events(connection, t.events.c.action.in_(_ALERTS)),
     )
 
 
@@ -106,8 +123,9 @@ async def _recent(connection: AsyncConnection, since: float) -> tuple[int, int]:
     return int(row[0]), int(row[1])
 
 
-async def _workers(connection: AsyncConnection, now: float) -> list[WorkerLine]:
+async def _workers(connection: AsyncConnection, now: float, probation_rollouts: int) -> list[WorkerLine]:
     rows = await connection.execute(select(t.workers).order_by(t.workers.c.credits.desc(), t.workers.c.worker_id))
+    evidence = await _evidence(connection)
     return [
         WorkerLine(
             worker_id=row.worker_id,
@@ -120,9 +138,21 @@ async def _workers(connection: AsyncConnection, now: float) -> list[WorkerLine]:
             banned=row.banned,
             ban_reason=row.ban_reason,
             idle_s=max(0.0, now - row.last_seen_at),
+            worker_class=classify(
+                workers.standing_of(row), watched=row.watched, probation_rollouts=probation_rollouts
+            ).value,
+            evidence=evidence.get(row.worker_id, []),
         )
         for row in rows
     ]
+
+
+async def _evidence(connection: AsyncConnection) -> dict[str, list[EvidenceLine]]:
+    found: dict[str, list[EvidenceLine]] = {}
+    for row in await connection.execute(select(t.evidence).order_by(t.evidence.c.log_e.desc(), t.evidence.c.test)):
+        line = EvidenceLine(row.test, row.log_e, row.rollouts, row.tokens, row.alarmed_at)
+        found.setdefault(row.worker_id, []).append(line)
+    return found
 
 
 async def _steps(connection: AsyncConnection) -> list[StepLine]:
@@ -131,8 +161,9 @@ async def _steps(connection: AsyncConnection) -> list[StepLine]:
     return lines[::-1]
 
 
-async def _events(connection: AsyncConnection) -> list[dict[str, Any]]:
-    rows = await connection.execute(select(t.events).order_by(t.events.c.event_id.desc()).limit(_RECENT_EVENTS))
+async def _events(connection: AsyncConnection, *where: ColumnElement[bool]) -> list[dict[str, Any]]:
+    newest = select(t.events).where(*where).order_by(t.events.c.event_id.desc()).limit(_RECENT_EVENTS)
+    rows = await connection.execute(newest)
     return [
         {"at": row.at, "actor": row.actor, "action": row.action, "subject": row.subject, "detail": row.detail}
         for row in rows

@@ -25,6 +25,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
     text,
 )
 
@@ -72,6 +73,9 @@ workers = Table(
     Column("rejected", BigInteger, nullable=False, default=0),
     Column("banned", Boolean, nullable=False, default=False),
     Column("ban_reason", Text, nullable=False, default=""),
+    Column("clean_tokens", BigInteger, nullable=False, default=0, server_default=text("0")),  # since the last strike
+    # Tests over many rollouts hold something against it: it is audited in full.
+    Column("watched", Boolean, nullable=False, default=False, server_default=false()),
 )
 
 policy_versions = Table(
@@ -112,6 +116,7 @@ groups = Table(
     Column("created_at", Float, nullable=False),
     Column("deadline", Float, nullable=False),
     Column("batch", BigInteger, ForeignKey("batches.batch")),
+    Column("compared", Boolean, nullable=False, default=False, server_default=false()),  # its workers, with one another
     UniqueConstraint("ordinal"),
     Index("ix_groups_state", "state", "ordinal"),
     Index("ix_groups_batch", "batch"),
@@ -197,6 +202,8 @@ verdicts = Table(
     Column("old_logprobs", LargeBinary, nullable=False),
     Column("entropies", LargeBinary, nullable=False),
     Column("metrics", JSON, nullable=False),
+    Column("admitted", JSON),  # the bounds of those metrics that have one
+    Column("observations", JSON),  # what tests over many rollouts took from it
     Column("verifier", String(64), nullable=False),
     Column("verified_at", Float, nullable=False),
 )
@@ -224,6 +231,20 @@ ledger = Table(
     Column("created_at", Float, nullable=False),
     Index("uq_ledger_rollout_kind", "rollout_id", "kind", unique=True, **_when("rollout_id IS NOT NULL")),
     Index("ix_ledger_worker", "worker_id"),
+)
+
+# What tests over many rollouts hold against a worker: see coordinator.verification.pooling.
+evidence = Table(
+    "evidence",
+    metadata,
+    Column("worker_id", String(80), ForeignKey("workers.worker_id"), primary_key=True),
+    Column("test", String(32), primary_key=True),
+    Column("bets", JSON, nullable=False),  # log(1 + M) per stake
+    Column("log_e", Float, nullable=False),  # of all stakes together
+    Column("rollouts", BigInteger, nullable=False),  # observations: rollouts, or groups
+    Column("tokens", BigInteger, nullable=False),
+    Column("updated_at", Float, nullable=False),
+    Column("alarmed_at", Float),
 )
 
 drops = Table(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqlalchemy import select, update
+from sqlalchemy import Row, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.store.tables import ledger, workers
@@ -38,12 +38,21 @@ async def seen(connection: AsyncConnection, worker_id: str, at: float) -> None:
     await connection.execute(update(workers).where(workers.c.worker_id == worker_id).values(last_seen_at=at))
 
 
+async def others_active(connection: AsyncConnection, worker_id: str, since: float) -> bool:
+    """Whether any other worker that may work was here since then."""
+    other = (workers.c.worker_id != worker_id) & workers.c.banned.is_(False) & (workers.c.last_seen_at >= since)
+    return (await connection.execute(select(workers.c.worker_id).where(other).limit(1))).first() is not None
+
+
 async def standing(connection: AsyncConnection, worker_id: str) -> Standing | None:
     """The worker's standing, None if it never registered."""
     row = (await connection.execute(select(workers).where(workers.c.worker_id == worker_id))).first()
-    if row is None:
-        return None
-    return Standing(row.credits, row.strikes, row.accepted, row.banned, row.ban_reason)
+    return None if row is None else standing_of(row)
+
+
+def standing_of(row: Row) -> Standing:
+    """The standing that a row of `workers` keeps."""
+    return Standing(row.credits, row.strikes, row.accepted, row.banned, row.ban_reason, row.clean_tokens)
 
 
 async def add_entries(connection: AsyncConnection, entries: Iterable[Entry], at: float) -> None:
@@ -74,6 +83,7 @@ async def _apply(connection: AsyncConnection, worker_id: str, added: list[Entry]
     assert before is not None, f"ledger entry for unknown worker {worker_id}"
     delta = fold(added)
     pardoned = any(entry.kind is EntryKind.PARDON for entry in added)
+    unclean = pardoned or any(entry.kind is EntryKind.STRIKE for entry in added)
     banned, reason = before.banned, before.ban_reason
     if pardoned or delta.banned:
         banned, reason = delta.banned, delta.ban_reason
@@ -86,6 +96,7 @@ async def _apply(connection: AsyncConnection, worker_id: str, added: list[Entry]
             strikes=delta.strikes if pardoned else before.strikes + delta.strikes,
             banned=banned,
             ban_reason=reason,
+            clean_tokens=delta.clean_tokens if unclean else before.clean_tokens + delta.clean_tokens,
         )
     )
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from coordinator import audit
 from coordinator.config import RunFile, model_shape
 from coordinator.store.rollouts import PendingRollout
 from coordinator.verification.checks import Claim, run_checks
+from coordinator.verification.pooled import Pooled
 from coordinator.verification.prefill import PrefillResult
 from coordinator.verification.resident import PrefillRequest, ResidentModels, prefill_rollouts
 from coordinator.verification.thresholds import thresholds_of
@@ -65,6 +65,11 @@ class Judge:
         """Nothing is loaded before it is needed."""
         return ResidentModels(lambda digest: self._folders[digest], max_resident=versions, dtype=dtype, device=device)
 
+    @property
+    def pooled(self) -> Pooled:
+        """The tests over many rollouts."""
+        return self._thresholds.pooled
+
     async def warm_up(self, version: int, manifest_digest: str) -> None:
         """Load a version before the first rollout asks for it. Raises SourceFault or OurFault if it can't be had."""
         await self._fetch_span(VersionSpan(version, manifest_digest, 0, 1))
@@ -98,11 +103,14 @@ class Judge:
         )
 
     def is_audited(self, item: PendingRollout) -> bool:
-        """Newcomers in full; else drawn by a secret that no worker can know before its receipt."""
-        if item.newcomer or self._settings.audit_fraction >= 1.0:
-            return True
-        drawn = hmac.new(self._secret, b"audit\0" + item.rollout_id.encode(), sha256).digest()
-        return int.from_bytes(drawn[:8], "big") < self._settings.audit_fraction * 2**64
+        """By the worker's standing, and drawn by a secret that no worker can know before its receipt."""
+        share = audit.fraction(
+            newcomer=item.newcomer,
+            watched=item.watched,
+            clean_tokens=item.clean_tokens,
+            floor=self._settings.audit_fraction,
+        )
+        return audit.is_drawn(self._secret, item.rollout_id, share)
 
     async def _audit(self, items: Sequence[PendingRollout]) -> dict[str, Verdict]:
         """Prefill and check; the verdicts of those whose weights can't be had are INCONCLUSIVE."""

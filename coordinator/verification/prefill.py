@@ -45,13 +45,15 @@ DEFAULT_LOGITS_BYTES = 32 << 20
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefillResult:
     """Measured for T tokens. `logprobs_T`, `entropies_T`, `margins_T`: float32 nats; `winners_T`: the token ids that
-    the seed selects; `hidden_bits_TD`: bf16 bit patterns. Numbers may be NaN if the model's are."""
+    the seed selects; `near_T`: whether another token came near it; `hidden_bits_TD`: bf16 bit patterns. Numbers may be
+    NaN if the model's are."""
 
     hidden_bits_TD: NDArray[np.uint16]
     logprobs_T: NDArray[np.float32]
     entropies_T: NDArray[np.float32]
     margins_T: NDArray[np.float32]
     winners_T: NDArray[np.int64]
+    near_T: NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.logprobs_T)
@@ -72,6 +74,7 @@ class PrefillResult:
             np.concatenate([part.entropies_T for part in parts]),
             np.concatenate([part.margins_T for part in parts]),
             np.concatenate([part.winners_T for part in parts]),
+            np.concatenate([part.near_T for part in parts]),
         )
 
 
@@ -204,7 +207,7 @@ class PrefillModel:
         return decoder(input_ids=ids_QP.to(self._device), use_cache=True).past_key_values  # type: ignore[operator]
 
     def _measure_rows(self, hidden_ND: torch.Tensor, claims: _Claims) -> list[NDArray[np.generic]]:
-        """Log-probabilities, entropies, margins and winners of N positions, `_head_rows` of them at a time."""
+        """Log-probabilities, entropies and the replay of N positions, `_head_rows` of them at a time."""
         head = self._module.get_output_embeddings()
         blocks = []
         for at in range(0, len(hidden_ND), self._head_rows):
@@ -252,7 +255,7 @@ def _claims(items: list[PrefillItem], device: str) -> _Claims:
 
 
 def _measure(logits_NV: torch.Tensor, claims: _Claims, block: slice) -> tuple[torch.Tensor, ...]:
-    """Log-probabilities, entropies, margins and winners of the positions of one block."""
+    """Log-probabilities, entropies, margins, winners and near ties of the positions of one block."""
     scores_NV = logits_NV.div_(claims.temperatures_N[block, None]).log_softmax(dim=-1)
     probs_NV = scores_NV.exp()
     tokens_N = claims.tokens_N[block]
@@ -265,4 +268,4 @@ def _measure(logits_NV: torch.Tensor, claims: _Claims, block: slice) -> tuple[to
     )
     logprobs_N = scores_NV.gather(1, tokens_N[:, None])[:, 0]
     entropies_N = -(probs_NV.mul_(scores_NV)).sum(dim=-1)
-    return logprobs_N, entropies_N, drawn.margins_N, drawn.winners_N
+    return logprobs_N, entropies_N, drawn.margins_N, drawn.winners_N, drawn.near_N

@@ -98,6 +98,7 @@ class Verifier:
         self._settings = run_file.verification
         self._max_staleness = run_file.scheduling.max_staleness
         self._probation = run_file.scheduling.probation_rollouts
+        self._rules = verdicts.Rules(self._settings.max_strikes, self._probation, judge.pooled)
 
     async def run(self, stop: asyncio.Event, client: ShardcastClient) -> None:
         """Work until `stop` is set; a database that is away is waited for."""
@@ -167,7 +168,7 @@ class Verifier:
                     verdict,
                     verifier=self.name,
                     at=await database.now(connection),
-                    max_strikes=self._settings.max_strikes,
+                    rules=self._rules,
                 )
             if verdict.outcome is not Outcome.ACCEPTED:
                 log.info(

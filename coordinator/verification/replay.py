@@ -4,7 +4,8 @@ The rule is `protocol.gumbel`'s: token = argmax_i(logits_i / T + g(seed, positio
 32-bit hash. This module computes the same for many positions at once, on any device, and needs logarithms only for the
 few tokens that can win: since g <= -ln(u), token i can reach a noisy score b only if u <= exp(score_i - b). The better
 of the claimed and the likeliest token's noisy scores is such a b, so one integer hash and one comparison per token
-leave about one candidate per position; those are computed in float64. The cut is exact: it never drops the winner.
+leave about one candidate per position; those are computed in float64. The cut is exact: it never drops the winner, nor
+who comes so near to it that it is a near tie.
 
 Shapes: N positions, V vocabulary, C candidates.
 """
@@ -15,16 +16,20 @@ from dataclasses import dataclass
 
 import torch
 
+from coordinator.verification.pooled import NEAR_TIE_NATS
+
 _CUT_SLACK = 1.001  # far above the rounding of the float32 comparison and of the 24 bits it looks at
 _BLOCK_ELEMENTS = 1 << 18  # hashed at once: integer temporaries that stay in a CPU's cache
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """`margins_N` float32 nats, >= 0; 0 where the claimed token is the selected one. `winners_N`: the selected ids."""
+    """`margins_N` float32 nats, >= 0; 0 where the claimed token is the selected one. `winners_N`: the selected ids.
+    `near_N`: whether the second best is within NEAR_TIE_NATS of the best."""
 
     margins_N: torch.Tensor
     winners_N: torch.Tensor
+    near_N: torch.Tensor
 
 
 def replay(
@@ -46,12 +51,15 @@ def replay(
     rival_N = _noisy(scores_NV, seeds_N, positions_N, likeliest_N)
     best_N = torch.maximum(claimed_N, rival_N)
     winners_N = torch.where(rival_N > claimed_N, likeliest_N, tokens_N)
-    rows_C, ids_C = _candidates(probs_NV, best_N, _prefix_hash(seeds_N, positions_N))
+    rows_C, ids_C = _candidates(probs_NV, best_N - NEAR_TIE_NATS, _prefix_hash(seeds_N, positions_N))
     noisy_C = scores_NV[rows_C, ids_C].double() + gumbel(seeds_N[rows_C], positions_N[rows_C], ids_C)
     best_N.scatter_reduce_(0, rows_C, noisy_C, reduce="amax")
     wins_C = noisy_C >= best_N[rows_C]
     winners_N[rows_C[wins_C]] = ids_C[wins_C]
-    return Replay((best_N - claimed_N).float(), winners_N)
+    behind_C = noisy_C - best_N[rows_C]
+    near_N = torch.zeros_like(tokens_N, dtype=torch.bool)
+    near_N[rows_C[(behind_C >= -NEAR_TIE_NATS) & ~wins_C]] = True
+    return Replay((best_N - claimed_N).float(), winners_N, near_N)
 
 
 def gumbel(seeds: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
@@ -69,11 +77,11 @@ def _noisy(
 
 
 def _candidates(
-    probs_NV: torch.Tensor, best_N: torch.Tensor, prefix_N: torch.Tensor
+    probs_NV: torch.Tensor, score_N: torch.Tensor, prefix_N: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row and token of every candidate whose noise can lift it to its row's best known score."""
+    """Row and token of every candidate whose noise can lift it to that score of its row."""
     words_V = _mixed_word(torch.arange(probs_NV.shape[1], dtype=torch.int32, device=probs_NV.device))
-    limit_N = (torch.exp(-best_N) * (_CUT_SLACK * 2.0**24)).float()
+    limit_N = (torch.exp(-score_N) * (_CUT_SLACK * 2.0**24)).float()
     rows_per_block = max(1, _BLOCK_ELEMENTS // probs_NV.shape[1])
     found = []
     for at in range(0, len(probs_NV), rows_per_block):

@@ -19,10 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coordinator.verification.fields import checked, tables
+from coordinator.verification.pooled import COMPARISONS, DEFAULT_POOLED, Pooled
 from protocol.errors import UserError
 
 if TYPE_CHECKING:
     from coordinator.config import VerificationSection
+
+_OPTIONAL = frozenset({"pooled"})
+_SIGNED = frozenset({"eos_logprob_min"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,7 @@ class Thresholds:
     the median of a long rollout and any single token. `seed_margin_max`, `seed_margin_mean_max`: by how much a claimed
     token may lose the seed replay, once and per token on average. `eos_logprob_min`: an EOS less likely than that ends
     no honest rollout (a seeded draw hits it once in exp(-eos_logprob_min) positions). `source`: the evidence, in words.
+    `pooled`: tests over all of a worker's rollouts; without them, workers are still compared with one another.
     """
 
     chunks: tuple[ChunkThresholds, ...]
@@ -54,6 +60,7 @@ class Thresholds:
     seed_margin_mean_max: float
     eos_logprob_min: float
     source: str
+    pooled: Pooled = COMPARISONS
 
     def __post_init__(self) -> None:
         starts = [chunk.tokens_min for chunk in self.chunks]
@@ -75,14 +82,13 @@ class Thresholds:
     @classmethod
     def from_mapping(cls, fields: Mapping[str, Any]) -> Thresholds:
         """Thresholds from parsed TOML or JSON. Raises UserError that names the field."""
-        values = _checked(fields, cls, "thresholds")
-        chunks = values["chunks"]
-        if not isinstance(chunks, list | tuple) or not all(isinstance(chunk, Mapping) for chunk in chunks):
-            raise UserError("thresholds: chunks must be a list of tables, one per length class")
+        values = checked(fields, cls, "thresholds", optional=_OPTIONAL, signed=_SIGNED)
         values["chunks"] = tuple(
-            ChunkThresholds(**_checked(chunk, ChunkThresholds, f"thresholds: chunks[{index}]"))
-            for index, chunk in enumerate(chunks)
+            ChunkThresholds(**checked(chunk, ChunkThresholds, f"thresholds: chunks[{index}]"))
+            for index, chunk in enumerate(tables(values["chunks"], "thresholds: chunks"))
         )
+        if "pooled" in values:
+            values["pooled"] = Pooled.from_mapping(values["pooled"])
         return cls(**values)
 
     @classmethod
@@ -96,30 +102,6 @@ class Thresholds:
     def to_mapping(self) -> dict[str, Any]:
         """What `from_mapping` reads."""
         return dataclasses.asdict(self)
-
-
-def _checked(fields: Mapping[str, Any], cls: type, where: str) -> dict[str, Any]:
-    """The fields of a dataclass, all there, none else, numbers of the right kind."""
-    types = {field.name: str(field.type) for field in dataclasses.fields(cls)}
-    if missing := sorted(types.keys() - fields.keys()):
-        raise UserError(f"{where}: {missing[0]} is missing")
-    if unknown := sorted(fields.keys() - types.keys()):
-        raise UserError(f"{where}: {unknown[0]} is not a field; known are {', '.join(types)}")
-    return {name: _number(fields[name], kind, f"{where}: {name}") for name, kind in types.items()}
-
-
-def _number(value: Any, kind: str, where: str) -> Any:
-    if kind not in ("int", "float", "str"):
-        return value
-    if kind == "str":
-        if not isinstance(value, str):
-            raise UserError(f"{where} must be text (got {value!r:.40})")
-        return value
-    if isinstance(value, bool) or not isinstance(value, int if kind == "int" else int | float):
-        raise UserError(f"{where} must be {'a whole number' if kind == 'int' else 'a number'} (got {value!r:.40})")
-    if not math.isfinite(value) or (value < 0 and not where.endswith("eos_logprob_min")):
-        raise UserError(f"{where} must be finite and not negative (got {value!r:.40})")
-    return value if kind == "int" else float(value)
 
 
 def thresholds_of(settings: VerificationSection) -> Thresholds:
@@ -153,4 +135,5 @@ DEFAULTS = Thresholds(
         "4 / 5 / 3 sign mismatches, mantissa mean 5.2 / 4.7 / 2.8 and median 4 / 3 / 2; log-prob gap median 0.045 "
         "(64 tokens), 0.139 (3 tokens), largest 0.47; seed margin mean 0.0021, largest 0.36."
     ),
+    pooled=DEFAULT_POOLED,
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
+from coordinator.verification.pooling import Statistic
 from protocol.rollout import RejectionReason, Rollout, SamplingParams, Segment
 
 if TYPE_CHECKING:
@@ -29,15 +30,26 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """`detail` says what was expected and what came, so that a contributor can act on it; empty if passed."""
+    """`detail` says what was expected and what came, so that a contributor can act on it; empty if passed.
+
+    `admitted`: for each of the metrics that is held to a bound, that bound. `statistics`: what tests over many rollouts
+    take from this one.
+    """
 
     passed: bool
     detail: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
+    admitted: dict[str, float] = field(default_factory=dict)
+    statistics: tuple[Statistic, ...] = ()
 
     @classmethod
-    def failed(cls, detail: str, **metrics: float) -> CheckResult:
-        return cls(False, detail, metrics)
+    def failed(cls, detail: str) -> CheckResult:
+        """A failure that has no numbers."""
+        return cls(False, detail)
+
+    def failing(self, detail: str) -> CheckResult:
+        """The same numbers, and a failure."""
+        return replace(self, passed=False, detail=detail)
 
 
 class ModelFreeCheck(Protocol):

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coordinator.verification.checks.base import CheckResult, Claim
+from coordinator.verification.pooled import LOGPROB_GAP
+from coordinator.verification.pooling import Statistic
 from coordinator.verification.thresholds import Thresholds
 from protocol.rollout import RejectionReason
 
@@ -27,19 +29,22 @@ class LogprobCheck:
         gaps_T = np.abs(np.array(claim.rollout.logprobs) - prefill.logprobs_T)
         gaps = gaps_T[by_model_T]
         median, largest = float(np.median(gaps)), float(gaps.max())
-        metrics = {"logprob_gap_median": median, "logprob_gap_max": largest}
+        admitted = self._thresholds.logprob_median_allowed(len(gaps))
+        result = CheckResult(
+            True,
+            metrics={"logprob_gap_median": median, "logprob_gap_max": largest},
+            admitted={"logprob_gap_median": admitted, "logprob_gap_max": self._thresholds.logprob_gap_max},
+            statistics=(Statistic(LOGPROB_GAP, float(gaps.mean()), len(gaps)),),
+        )
         if largest > self._thresholds.logprob_gap_max:
             index = int(np.where(by_model_T, gaps_T, -1.0).argmax())
-            return CheckResult.failed(
+            return result.failing(
                 f"the log-prob of token {index} is {claim.rollout.logprobs[index]:.3f}, ours {prefill.logprobs_T[index]:.3f}"
-                f" (gap at most {self._thresholds.logprob_gap_max:g}): log logits / temperature, without noise or truncation",
-                **metrics,
+                f" (gap at most {self._thresholds.logprob_gap_max:g}): log logits / temperature, without noise or truncation"
             )
-        admitted = self._thresholds.logprob_median_allowed(len(gaps))
         if median > admitted:
-            return CheckResult.failed(
+            return result.failing(
                 f"claimed log-probs differ from ours by {median:.3f} in the median, at most {admitted:.3f} admitted; "
-                "check the weights, the temperature and the engine's precision",
-                **metrics,
+                "check the weights, the temperature and the engine's precision"
             )
-        return CheckResult(True, metrics=metrics)
+        return result

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from coordinator.verification.checks.base import CheckResult, Claim
 from coordinator.verification.checks.form import proof_chunks
+from coordinator.verification.pooled import PROOF_EXPONENT, PROOF_MANTISSA
+from coordinator.verification.pooling import Statistic
 from coordinator.verification.thresholds import Thresholds
 from protocol import toploc
 from protocol.rollout import RejectionReason
@@ -37,17 +39,27 @@ class ProofCheck:
         self._thresholds = thresholds
 
     def __call__(self, claim: Claim, prefill: PrefillResult) -> CheckResult:
+        nearest: dict[str, _Measure] = {}  # to their limits, of all chunks
         worst: tuple[float, str] = (0.0, "")
-        metrics: dict[str, float] = {}
+        statistics: list[Statistic] = []
         for start, end, proof in proof_chunks(claim.rollout):
             agreement = toploc.compare(proof, prefill.hidden_bits_TD[start:end])
+            statistics += (
+                Statistic(PROOF_MANTISSA, agreement.mantissa_mean, end - start),
+                Statistic(PROOF_EXPONENT, agreement.exponent_mismatches, end - start),
+            )
             for name, measure in self._measures(agreement, end - start).items():
-                metrics[f"proof_{name}"] = max(metrics.get(f"proof_{name}", 0.0), float(measure.value))
+                if name not in nearest or measure.excess > nearest[name].excess:
+                    nearest[name] = measure
                 if measure.excess > worst[0]:
                     worst = (measure.excess, _detail(start, end, agreement, measure))
-        if worst[0] <= 1.0:
-            return CheckResult(True, metrics=metrics)
-        return CheckResult(False, worst[1], metrics)
+        result = CheckResult(
+            True,
+            metrics={f"proof_{name}": float(measure.value) for name, measure in nearest.items()},
+            admitted={f"proof_{name}": float(measure.admitted) for name, measure in nearest.items()},
+            statistics=tuple(statistics),
+        )
+        return result if worst[0] <= 1.0 else result.failing(worst[1])
 
     def _measures(self, agreement: toploc.ChunkAgreement, tokens: int) -> dict[str, _Measure]:
         limits = self._thresholds.for_chunk(tokens)

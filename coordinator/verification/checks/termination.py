@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.verification.checks.base import CheckResult, Claim
 from coordinator.verification.thresholds import Thresholds
-from protocol.rollout import Author, RejectionReason, StopReason
+from protocol.rollout import EOS_LOGPROB, Author, RejectionReason, StopReason
 
 if TYPE_CHECKING:
     from coordinator.verification.prefill import PrefillResult
@@ -48,11 +48,10 @@ class EosCheck:
         if claim.rollout.stop_reason is not StopReason.EOS:
             return CheckResult(True)
         logprob = float(prefill.logprobs_T[-1])
-        metrics = {"eos_logprob": logprob}
+        result = CheckResult(True, metrics={EOS_LOGPROB: logprob}, admitted={EOS_LOGPROB: self._logprob_min})
         if logprob >= self._logprob_min:
-            return CheckResult(True, metrics=metrics)
-        return CheckResult.failed(
+            return result
+        return result.failing(
             f"the EOS at the end has log-prob {logprob:.1f} (at least {self._logprob_min:.1f} is admitted): "
-            "the model would not stop here",
-            **metrics,
+            "the model would not stop here"
         )

@@ -212,13 +212,27 @@ class GetStandingResponse(_message.Message):
     def __init__(self, credits: _Optional[int] = ..., strikes: _Optional[int] = ..., banned: _Optional[bool] = ..., ban_reason: _Optional[str] = ..., accepted: _Optional[int] = ..., rejected: _Optional[int] = ..., pending: _Optional[int] = ..., verdicts: _Optional[_Iterable[_Union[VerdictNotice, _Mapping]]] = ...) -> None: ...
 
 class VerdictNotice(_message.Message):
-    __slots__ = ("rollout_id", "outcome", "reason", "detail")
+    __slots__ = ("rollout_id", "outcome", "reason", "detail", "measurements")
     ROLLOUT_ID_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    MEASUREMENTS_FIELD_NUMBER: _ClassVar[int]
     rollout_id: str
     outcome: str
     reason: str
     detail: str
-    def __init__(self, rollout_id: _Optional[str] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+    measurements: _containers.RepeatedCompositeFieldContainer[Measurement]
+    def __init__(self, rollout_id: _Optional[str] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ..., measurements: _Optional[_Iterable[_Union[Measurement, _Mapping]]] = ...) -> None: ...
+
+class Measurement(_message.Message):
+    __slots__ = ("name", "value", "admitted", "at_least")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    AT_LEAST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: float
+    admitted: float
+    at_least: bool
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ..., admitted: _Optional[float] = ..., at_least: _Optional[bool] = ...) -> None: ...

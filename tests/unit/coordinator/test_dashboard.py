@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from coordinator.dashboard.chart import line_chart
 from coordinator.dashboard.views import Views
 from coordinator.metrics import Metrics
+from coordinator.store import events
 from coordinator.store import tables as t
 from coordinator.store.database import Database
+from coordinator.verification.pooled import ALERT, COMPARISONS, PROOF_MANTISSA, PooledClass, PooledTest
 from protocol.rollout import RejectionReason
 from protocol.signing import Identity
 from protocol.terms import WELL_KNOWN_PATH, RunTerms, parse_terms
 from tests.factories import make_terms
-from tests.stored_run import StoredRun, rejected
+from tests.stored_run import StoredRun, accepted, inconclusive, rejected
 
 EVIL = "<script>alert(1)</script>"
 
@@ -86,6 +89,39 @@ async def test_the_api_tells_the_run_in_json(
     assert (by_id[bob.key_id]["banned"], by_id[bob.key_id]["strikes"]) == (True, 1)
     assert [step["metrics"] for step in status["steps"]] == [{"reward_mean": 0.5}]
     assert "ban" in {event["action"] for event in status["events"]}
+
+
+async def test_two_inconclusive_results_are_an_alert_that_later_events_do_not_hide(
+    client: TestClient[Any, Any], run: StoredRun, alice: Identity
+) -> None:
+    (identifier,) = await run.work(alice, 1)
+    await run.judge(inconclusive())
+    assert "<h2>Alerts</h2>" not in await (await client.get("/")).text()
+    await run.change(t.rollouts, claim_deadline=1.0)
+    await run.judge(inconclusive())
+    async with run.db.write() as connection:
+        for number in range(40):
+            await events.record(connection, at=1.0, actor="trainer", action="version", subject=str(number), detail="")
+    status = await (await client.get("/api/v1/status")).json()
+    assert [(alert["action"], alert["subject"]) for alert in status["alerts"]] == [("inconclusive", identifier)]
+    page = await (await client.get("/")).text()
+    assert "<h2>Alerts</h2>" in page and identifier in page and "attempt 2: the prefill failed" in page
+    assert status["rollouts"] == {"pending": 1}, "and it is no acceptance"
+
+
+async def test_evidence_is_shown_per_worker(client: TestClient[Any, Any], run: StoredRun, alice: Identity) -> None:
+    bounds = (PooledClass(1, 0.0, 1.0, 8.0),)
+    run.pooled = replace(COMPARISONS, tests=(PooledTest(PROOF_MANTISSA, ALERT, 0.01, bounds),))
+    await run.work(alice, 1)
+    for pending in await run.claim():
+        await run.record(pending.rollout_id, replace(accepted(pending), observations={PROOF_MANTISSA: 3.0}))
+    status = await (await client.get("/api/v1/status")).json()
+    (line,) = next(worker["evidence"] for worker in status["workers"] if worker["worker_id"] == alice.key_id)
+    assert (line["test"], line["rollouts"], line["tokens"], line["alarmed_at"]) == (PROOF_MANTISSA, 1, 6, None)
+    assert line["log_e"] > 0
+    assert {worker["worker_class"] for worker in status["workers"]} == {"established"}, "this page knows no probation"
+    page = await (await client.get("/")).text()
+    assert f"{PROOF_MANTISSA} {line['log_e']:.1f}" in page and "1 observations" in page
 
 
 async def test_metrics_parse_and_say_the_same(

@@ -6,7 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.dispatch import Grant, Load, choose_environment, grant, order_for_worker, sample_seed
+from coordinator.dispatch import (
+    EVERYTHING,
+    Grant,
+    Load,
+    Share,
+    choose_environment,
+    grant,
+    order_for_worker,
+    sample_seed,
+    share_of,
+    within_groups,
+    within_share,
+)
+from coordinator.store.groups import LeasableSample
 
 IDLE = Load(leased=0, unconsumed=0, newcomers_leased=0)
 
@@ -79,3 +92,37 @@ def test_a_new_environment_joins_an_old_run() -> None:
 
 def test_what_a_worker_gave_up_comes_last_for_it() -> None:
     assert order_for_worker(["a", "b", "c", "d"], {"a", "c"}) == ["b", "d", "a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("share", "others", "expected"),
+    [
+        (1.0, True, EVERYTHING),
+        (0.25, False, EVERYTHING),
+        (0.25, True, Share(4, 12)),
+        (0.01, True, Share(1, 1)),
+    ],
+)
+def test_a_share_binds_only_while_others_are_active(share: float, others: bool, expected: Share) -> None:
+    assert share_of(share, others_active=others, group_size=16, capacity=48) == expected
+
+
+@pytest.mark.parametrize(
+    ("granted", "live", "most", "expected"),
+    [
+        (Grant(8), 5, None, Grant(8)),
+        (Grant(8), 5, 12, Grant(7)),
+        (Grant(8), 12, 12, Grant(0, "share")),
+        (Grant(8), 20, 12, Grant(0, "share")),
+        (Grant(0, "paused"), 0, 12, Grant(0, "paused")),
+    ],
+)
+def test_leases_stay_within_the_share(granted: Grant, live: int, most: int | None, expected: Grant) -> None:
+    assert within_share(granted, live, most) == expected
+
+
+def test_samples_stay_within_the_share_of_their_group() -> None:
+    samples = [LeasableSample(f"g{i // 4}-{i % 4}", f"g{i // 4}", 0, (1,), 8) for i in range(8)]
+    chosen = [sample.sample_id for sample in within_groups(samples, {"g0": 1}, 2)]
+    assert chosen == ["g0-0", "g1-0", "g1-1"]
+    assert within_groups(samples, {"g0": 9}, None) == samples

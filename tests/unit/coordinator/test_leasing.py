@@ -90,6 +90,34 @@ async def test_newcomers_share_their_part_of_the_capacity(begin: Begin, alice: I
     assert len(await run.lease(bob, 256)) == 4
 
 
+async def test_a_worker_keeps_to_its_share_of_a_group_and_of_all(begin: Begin, alice: Identity, bob: Identity) -> None:
+    run = await begin(group_size=4, worker_share=0.5)
+    await run.lease(bob, 1)  # is active, and holds one of the first group
+    mine: list[str] = []
+    while (granted := await run.leasing.acquire(alice.key_id, 256)).leases:
+        mine += [sample.group_id for _, sample in granted.leases]
+    assert granted.reason == "share"
+    assert (len(mine), max(mine.count(group) for group in mine)) == (8, 2), "half of (1 + 1) · 8, half of each group"
+    left = [lease for _ in range(4) for lease in await run.lease(bob, 256)]
+    assert len(left) == 7, "what is left is there for others"
+
+
+async def test_what_a_worker_handed_in_counts_to_its_share_of_a_group(
+    begin: Begin, alice: Identity, bob: Identity
+) -> None:
+    run = await begin(group_size=4, worker_share=0.5)
+    await run.lease(bob, 1)
+    await run.work(alice, 2)
+    groups = {sample.group_id for _, sample in (await run.leasing.acquire(alice.key_id, 1)).leases}
+    assert groups == {"g1"}, "half of the first group is Alice's already"
+
+
+async def test_a_worker_alone_may_have_everything(begin: Begin, alice: Identity, bob: Identity) -> None:
+    run = await begin(group_size=4, worker_share=0.25, lease_term_s=30.0)
+    await run.change(t.workers, t.workers.c.worker_id == bob.key_id, last_seen_at=1.0)
+    assert len(await run.lease(alice, 256)) == 16
+
+
 async def test_a_paused_run_leases_nothing(run: StoredRun, alice: Identity) -> None:
     await run_store.set_paused(run.db, True)
     assert (await run.leasing.acquire(alice.key_id, 1)).reason == "paused"

@@ -49,7 +49,7 @@ def test_a_pardon_clears_strikes_and_ban_but_never_credits() -> None:
         Entry("w", EntryKind.CREDIT, 20, "c"),
     ]
     assert fold(entries[:3]) == Standing(100, 1, 1, True, "fraud")
-    assert fold(entries) == Standing(120, 0, 2, False, "")
+    assert fold(entries) == Standing(120, 0, 2, False, "", clean_tokens=20)
 
 
 @given(st.lists(st.tuples(st.sampled_from([EntryKind.CREDIT, EntryKind.STRIKE]), st.integers(0, 1000)), max_size=30))

@@ -53,6 +53,7 @@ class FakeClient:
         self.refuse: WorkerFault | OurFault | None = None
         self.refusals = 0
         self.ban_reason = ""
+        self.verdicts: list[worker_pb2.VerdictNotice] = []
         self.reachable = asyncio.Event()
         self.reachable.set()
         self.changed = asyncio.Condition()
@@ -71,7 +72,7 @@ class FakeClient:
     async def standing(self, verdicts: int = 16, patience_s: float | None = None) -> Any:
         await self._note()
         return worker_pb2.GetStandingResponse(
-            credits=7, strikes=1, banned=bool(self.ban_reason), ban_reason=self.ban_reason
+            credits=7, strikes=1, banned=bool(self.ban_reason), ban_reason=self.ban_reason, verdicts=self.verdicts
         )
 
     async def acquire(self, count: int, policy_version: int, wait_s: float) -> tuple[list[LeasedSample], int, str]:
@@ -333,6 +334,28 @@ async def test_a_refused_rollout_is_not_sent_for_ever(tmp_path: Path) -> None:
     await bench.stop(running)
     assert bench.outbox.waiting() == []
     assert bench.status.last_reason == "stale: begun under version 0"
+
+
+async def test_a_rejection_is_logged_once_with_what_was_measured(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(tmp_path, FakeClient())
+    measured = worker_pb2.Measurement(name="proof_mantissa_mean", value=7.25, admitted=3.6)
+    bench.client.verdicts = [
+        worker_pb2.VerdictNotice(rollout_id="sha256:" + "b" * 64, outcome="accepted"),
+        worker_pb2.VerdictNotice(
+            rollout_id="sha256:" + "a" * 64,
+            outcome="rejected",
+            reason="proof",
+            detail="other weights",
+            measurements=[measured],
+        ),
+    ]
+    for _ in range(2):
+        await bench.worker._ask_standing()
+    line = "aaaaaaaaaaaa  rejected (proof: other weights); measured: proof_mantissa_mean 7.25 (at most 3.6)"
+    assert [record.getMessage() for record in caplog.records] == [line]
+    assert bench.status.last_reason == "proof: other weights"
 
 
 async def test_a_damaged_file_in_the_outbox_stops_nothing(tmp_path: Path) -> None:

@@ -25,7 +25,19 @@ def honest(count: int, seed: int = 0) -> list[Measure]:
         )
         gaps, margins = draw.exponential(0.02, tokens), draw.exponential(0.001, tokens)
         measures.append(
-            Measure("16 at once", "float32", tokens, chunks, np.median(gaps), gaps.max(), margins.sum(), margins.max())
+            Measure(
+                engine="16 at once",
+                verifier="float32",
+                tokens=tokens,
+                chunks=chunks,
+                gap_median=np.median(gaps),
+                gap_max=gaps.max(),
+                margin_sum=margins.sum(),
+                margin_max=margins.max(),
+                gap_mean=gaps.mean(),
+                near_ties=2,
+                near_ties_lost=number % 3 == 0,
+            )
         )
     return measures
 

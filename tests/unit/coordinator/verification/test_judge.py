@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from coordinator.config import VerificationSection
 from coordinator.store.rollouts import PendingRollout
 from coordinator.verification.judge import Judge
 from protocol.errors import SourceFault, UserError
@@ -35,3 +38,15 @@ async def test_weights_that_cannot_be_had_are_waited_for_once_and_are_our_fault(
     assert [item.rollout_id for item in ready] == ["r0"]
     assert {key: verdict.outcome for key, verdict in found.items()} == dict.fromkeys(("r1", "r2"), Outcome.INCONCLUSIVE)
     assert sorted(asked) == [0, 1]
+
+
+def test_audits_follow_standing_down_to_the_floor() -> None:
+    judge = Judge.__new__(Judge)  # only what the draw needs
+    judge._secret, judge._settings = bytes(32), VerificationSection(audit_fraction=0.25)
+
+    def audited(**standing: Any) -> int:
+        items = [replace(make_pending(number, (0,)), **standing) for number in range(200)]
+        return sum(judge.is_audited(item) for item in items)
+
+    assert audited() == audited(newcomer=False) == audited(newcomer=False, clean_tokens=10**9, watched=True) == 200
+    assert 20 < audited(newcomer=False, clean_tokens=10**9) < 80

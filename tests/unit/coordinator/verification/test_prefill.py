@@ -1,5 +1,6 @@
 """Batched prefill against the plain way: one forward per rollout, prompt included."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -192,10 +193,11 @@ def test_an_empty_folder_and_another_architecture_are_the_users_mistake(exact: P
 
 def test_finite_notices_nan_and_infinity() -> None:
     good = PrefillResult(
-        np.full((2, 3), 0x3F80, np.uint16), *(np.zeros(2, np.float32) for _ in range(3)), np.zeros(2, np.int64)
+        np.full((2, 3), 0x3F80, np.uint16),
+        *(np.zeros(2, np.float32) for _ in range(3)),
+        np.zeros(2, np.int64),
+        np.zeros(2, np.bool_),
     )
     assert good.finite
-    infinite = np.array([[0x7F80, 0, 0], [0, 0, 0]], np.uint16)
-    assert not PrefillResult(infinite, good.logprobs_T, good.entropies_T, good.margins_T, good.winners_T).finite
-    nan = np.array([0, np.nan], np.float32)
-    assert not PrefillResult(good.hidden_bits_TD, nan, good.entropies_T, good.margins_T, good.winners_T).finite
+    assert not replace(good, hidden_bits_TD=np.array([[0x7F80, 0, 0], [0, 0, 0]], np.uint16)).finite
+    assert not replace(good, logprobs_T=np.array([0, np.nan], np.float32)).finite

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from coordinator.verification.pooled import NEAR_TIE_NATS
 from coordinator.verification.replay import gumbel, replay
 from protocol.gumbel import margins, noise
 
@@ -49,6 +50,26 @@ def test_margins_and_winners_equal_the_exhaustive_ones(vocabulary: int, spread: 
         )
         np.testing.assert_array_equal(found.winners_N.numpy(), winners)
         np.testing.assert_allclose(found.margins_N.numpy(), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("spread", [0.05, 2.0, 12.0])
+def test_near_ties_equal_the_exhaustive_ones(spread: float) -> None:
+    count, vocabulary, seed = 400, 500, 77
+    torch.manual_seed(1)
+    scores_NV = (spread * torch.randn(count, vocabulary)).log_softmax(-1)
+    noisy_NV = scores_NV.double().numpy() + np.stack([noise(seed, p, np.arange(vocabulary)) for p in range(count)])
+    best_two_N2 = np.sort(noisy_NV, axis=1)[:, -2:]
+    near = best_two_N2[:, 1] - best_two_N2[:, 0] <= NEAR_TIE_NATS
+    for tokens_N in (torch.from_numpy(noisy_NV.argmax(1)), torch.randint(0, vocabulary, (count,))):
+        found = replay(
+            scores_NV,
+            scores_NV.exp(),
+            seeds_N=torch.full((count,), seed),
+            positions_N=torch.arange(count),
+            tokens_N=tokens_N,
+        )
+        np.testing.assert_array_equal(found.near_N.numpy(), near)
+    assert near.any() and not near.all()
 
 
 def test_the_selected_token_has_margin_zero() -> None:

@@ -23,11 +23,18 @@ def test_longer_rollouts_are_held_to_tighter_averages() -> None:
 
 def test_survives_a_mapping_and_a_file(tmp_path: Path) -> None:
     assert Thresholds.from_mapping(DEFAULTS.to_mapping()) == DEFAULTS
-    fields = DEFAULTS.to_mapping()
-    chunks = fields.pop("chunks")
+    fields = copy.deepcopy(DEFAULTS.to_mapping())
+    chunks, pooled = fields.pop("chunks"), fields.pop("pooled")
+    tests = pooled.pop("tests")
     lines = [f"{name} = {value!r}" for name, value in fields.items()]
     for chunk in chunks:
         lines += ["[[chunks]]", *(f"{name} = {value}" for name, value in chunk.items())]
+    lines += ["[pooled]", *(f"{name} = {value!r}" for name, value in pooled.items())]
+    for test in tests:
+        classes = test.pop("classes")
+        lines += ["[[pooled.tests]]", *(f"{name} = {value!r}" for name, value in test.items())]
+        for each in classes:
+            lines += ["[[pooled.tests.classes]]", *(f"{name} = {value}" for name, value in each.items())]
     file = tmp_path / "thresholds.toml"
     file.write_text("\n".join(lines))
     assert Thresholds.from_toml(file) == DEFAULTS

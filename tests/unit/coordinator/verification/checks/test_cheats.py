@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from coordinator.verification.checks import Claim, run_checks
+from coordinator.verification.pooled import NEAR_TIES, NEAR_TIES_LOST, NUMERIC, PROOF_MANTISSA, SEED_MARGIN
 from coordinator.verification.prefill import PrefillResult
 from coordinator.verification.resident import ResidentModels, prefill_rollouts
 from coordinator.verification.thresholds import DEFAULTS
 from protocol import toploc
 from protocol.errors import OurFault
-from protocol.rollout import Outcome, RejectionReason, StopReason, Verdict, VersionSpan
+from protocol.rollout import EOS_LOGPROB, Outcome, RejectionReason, StopReason, Verdict, VersionSpan
 from tests.tiny_model import build_tiny_model
 from tests.unit.coordinator.verification.claims import (
     alter,
@@ -113,6 +114,23 @@ def test_honest_rollouts_pass_with_trusted_logprobs(honest: list[Claim], models:
         assert verdict.audited and len(verdict.entropies) == len(claim.rollout.token_ids)
         np.testing.assert_allclose(verdict.old_logprobs, claim.rollout.logprobs, atol=0.3)
         assert verdict.metrics["seed_margin_max"] < 0.3 and verdict.metrics["proof_mantissa_mean"] < 4
+
+
+def test_a_verdict_says_what_was_admitted_and_what_the_pooled_tests_take(
+    honest: list[Claim], models: ResidentModels
+) -> None:
+    for verdict in judge(honest, models):
+        assert verdict.admitted.keys() <= verdict.metrics.keys()
+        assert {"proof_mantissa_mean", "logprob_gap_max", "seed_margin_mean"} <= verdict.admitted.keys()
+        assert all(verdict.metrics[name] <= bound for name, bound in verdict.admitted.items() if name != EOS_LOGPROB)
+        assert verdict.observations.keys() == set(NUMERIC)
+        assert verdict.metrics[NEAR_TIES] >= verdict.metrics[NEAR_TIES_LOST] >= 0
+    mean = np.mean([verdict.observations[PROOF_MANTISSA] for verdict in judge(honest, models)])
+    lying = [alter(c, logprobs=tuple(p - 0.5 for p in c.rollout.logprobs)) for c in honest]
+    assert 0 < mean < 4, "the bounds are another model's, but not by far"
+    rejected = judge(lying[-1:], models)[0]
+    assert rejected.metrics["logprob_gap_median"] > rejected.admitted["logprob_gap_median"]
+    assert SEED_MARGIN not in rejected.observations, "checks behind the failure did not run"
 
 
 def test_honest_rollouts_at_other_temperatures_pass(folders: dict[str, Path], models: ResidentModels) -> None:
