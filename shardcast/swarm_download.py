@@ -20,7 +20,6 @@ from protocol.errors import SourceFault
 from protocol.manifest import Shard
 from shardcast import bits
 from shardcast.bandwidth import Throttle
-from shardcast.config import ClientLimits
 from shardcast.download import OnShard
 from shardcast.metrics import ShardcastMetrics
 from shardcast.partial import PartialVersion, hash_range
@@ -46,11 +45,12 @@ class SwarmLimits:
     """What a client that swaps grants. Seconds and counts."""
 
     per_source: int = 2  # shards taken from one server at a time
+    give_up_s: float = 20.0  # without a byte from anybody for so long, the plain way is taken
     stall_s: float = 4.0  # without a piece from the peers for so long, the servers are asked for all that is missing
 
 
 class PeersUseless(SourceFault):
-    """The version can't be had this way: no server helps, or libtorrent gave up. The plain way is still open."""
+    """The version can't be had this way: no server helps, nothing comes, or libtorrent gave up. The plain way is open."""
 
 
 class SwarmDownload:
@@ -62,9 +62,8 @@ class SwarmDownload:
         member: Member,
         piece_hashes: bytes,
         pool: SourcePool,
-        limits: ClientLimits,
+        limits: SwarmLimits,
         *,
-        swarm_limits: SwarmLimits,
         store: VersionStore | None = None,
         on_shard: OnShard | None = None,
         on_bytes: Callable[[int], None] | None = None,
@@ -77,7 +76,6 @@ class SwarmDownload:
         self._hashes = piece_hashes
         self._pool = pool
         self._limits = limits
-        self._swarm_limits = swarm_limits
         self._store = store
         self._on_shard = on_shard
         self._on_bytes = on_bytes
@@ -102,7 +100,7 @@ class SwarmDownload:
         self._last_byte = self._last_peer_piece = clock()
 
     async def run(self) -> None:
-        """Return when every shard is verified. Raises PeersUseless, SourceFault, DiskFullError."""
+        """Return when every shard is verified. Raises PeersUseless."""
         self._last_byte = self._last_peer_piece = self._clock()
         self._member.on_piece = self._on_piece
         try:
@@ -111,9 +109,7 @@ class SwarmDownload:
                 if self._throttle is not None:
                     helpers.append(group.create_task(self._share(self._throttle)))
                 for source in self._pool.sources.values():
-                    helpers += [
-                        group.create_task(self._take_from(source)) for _ in range(self._swarm_limits.per_source)
-                    ]
+                    helpers += [group.create_task(self._take_from(source)) for _ in range(self._limits.per_source)]
                 verifiers = [group.create_task(self._verify()) for _ in range(2)]
                 await self._until_whole()
                 for task in (*helpers, *verifiers):
@@ -124,15 +120,17 @@ class SwarmDownload:
             self._member.on_piece = None
 
     async def _until_whole(self) -> None:
+        received = 0
         while len(self._partial.have) < len(self._shards):
             if self._member.error is not None:
                 raise PeersUseless(f"libtorrent gave up: {self._member.error}")
             if len(self._unhelpful) == len(self._pool.sources):
                 raise PeersUseless("no source helps peers")
-            if self._pool.next_ready() is None and self._stalled:
-                raise SourceFault(f"every source was dropped: {self._pool.report()}")
-            if self._clock() - self._last_byte > self._limits.deadline_s:
-                raise SourceFault(f"no byte came for {self._limits.deadline_s:.0f} s: {self._pool.report()}")
+            now = self._member.received()
+            if now > received:  # of pieces that are not whole, too
+                received, self._last_byte = now, self._clock()
+            if self._clock() - self._last_byte > self._limits.give_up_s:
+                raise PeersUseless(f"no byte came for {self._limits.give_up_s:.0f} s: {self._pool.report()}")
             await self._pulse.wait_until(lambda: len(self._partial.have) == len(self._shards), _IDLE_S)
 
     # From the servers
@@ -203,7 +201,7 @@ class SwarmDownload:
 
     @property
     def _stalled(self) -> bool:
-        return self._clock() - self._last_peer_piece > self._swarm_limits.stall_s
+        return self._clock() - self._last_peer_piece > self._limits.stall_s
 
     def _look(self) -> None:
         """Which shards no connected peer has a piece of; looked at now and then."""
