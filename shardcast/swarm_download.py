@@ -86,14 +86,14 @@ class SwarmDownload:
         self._pieces = member.layout.pieces_of(self._shards)
         self._shard_of = {piece: index for index, pieces in enumerate(self._pieces) for piece in pieces}
         self._waiting = {index: set(self._pieces[index]) for index in partial.missing}
-        self._taken = 0  # shards being taken from a server
+        self._taken = 0  # shards that come, or came, from a server; their pieces may still be on the way to the disk
         self._ours: set[int] = set()  # pieces that came from a server
         self._whole: asyncio.Queue[int] = asyncio.Queue()  # shards whose pieces are all on disk
         self._tries = dict.fromkeys(partial.missing, 0)
         self._unhelpful: set[str] = set()  # servers that know nothing of peers
         self._ids: dict[str, str] = {}  # servers by URL → what they call themselves
         self._widened: set[str] = set()  # servers that had nothing of their share: asked for any, the next time
-        self._lone = 0  # shards that no connected peer has a piece of, and that didn't come from a server either
+        self._lone = 0  # shards that no connected peer has a piece of
         self._looked_at = -1.0
         self._from_servers = 0  # bytes
         self._pulse = Pulse()
@@ -161,14 +161,17 @@ class SwarmDownload:
                     return
                 self._widened.discard(source.url)
                 index, shard = offer.index, self._shards[offer.index]
-                if not wanted >> index & 1:
+                if not bits.has(wanted, index):
                     raise Misbehaved(f"{source.url}: gives shard {index}, which was not asked for")
+                if bits.has(self._taken, index):
+                    return  # two questions were answered alike: the connection is dropped before the bytes come twice
                 self._taken |= 1 << index
                 try:
                     feed = Feed(self._pieces[index], shard.size, self._member.layout.piece_bytes)
                     await offer.read(shard.size, lambda chunks: self._feed(source, feed, chunks))
-                finally:
+                except BaseException:
                     self._taken &= ~(1 << index)
+                    raise
         seconds = self._clock() - begin
         self._pool.succeeded(source, shard.size, seconds)
         if self._metrics:
@@ -211,9 +214,7 @@ class SwarmDownload:
         self._looked_at = now
         available = self._member.availability() or [0] * self._member.layout.pieces
         self._lone = bits.of(
-            index
-            for index, pieces in self._waiting.items()
-            if not pieces <= self._ours and not any(available[piece] for piece in self._pieces[index])
+            index for index in self._waiting if not any(available[piece] for piece in self._pieces[index])
         )
 
     async def _copy_locals(self) -> None:
@@ -228,9 +229,8 @@ class SwarmDownload:
                 with self._store.reading(location.version):
                     data = await in_thread(_read_right, location, self._shards[index])
             except OSError:
-                continue  # the version went away
-            finally:
                 self._taken &= ~(1 << index)
+                continue  # the version went away
             size = self._member.layout.piece_bytes
             for number, piece in enumerate(self._pieces[index]):
                 self._ours.add(piece)

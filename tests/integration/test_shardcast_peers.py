@@ -125,7 +125,7 @@ async def test_peers_that_never_meet_each_get_all_from_the_server(tmp_path: Path
     ):
         for folder in await asyncio.gather(one.fetch(0), other.fetch(0)):
             assert_same(folder, version)
-        assert sent_by(catalog) == 2 * version.manifest.total_bytes
+        assert sent_by(catalog) - 2 * version.manifest.total_bytes <= 2 * SHARD
 
 
 async def test_a_latecomer_is_fed_by_peers_until_they_remove_the_version(tmp_path: Path) -> None:
