@@ -89,7 +89,7 @@ class ShardcastClient:
         self._rng = rng or random.Random()
         self._clock = clock
         self.store = store or VersionStore(Path(cache_dir), parse_keys(pinned_keys), durable=False)
-        self._peering = Peering(swarm, self.store, self._limits, SwarmLimits()) if swarm else None
+        self._peering = Peering(swarm, self.store, SwarmLimits()) if swarm else None
         self._manifests: dict[Digest, tuple[Manifest, SignedEnvelope]] = {}
         self._keys_asked: dict[str, float] = {}  # when each source was last asked for rotations of the key
         self._announced = -1  # the newest version that was proven to exist

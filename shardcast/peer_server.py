@@ -146,8 +146,8 @@ class PeerService:
             if now >= deadline or self._catalog.closed:
                 return None
             if self._slots.free:
-                due = given.handout.next_due(given.here, wanted, now)
-                await self._look(given, min(deadline - now, _NAP_S, math.inf if due is None else due + 0.001))
+                free = given.handout.next_free(given.here, wanted, now)
+                await self._look(given, min(deadline - now, _NAP_S, math.inf if free is None else free + 0.001))
             else:
                 await self._slots.wait_free(deadline - now)
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from protocol.errors import OurFault, SourceFault
 from protocol.manifest import Manifest
 from shardcast.bandwidth import Throttle
-from shardcast.config import ClientLimits
 from shardcast.download import OnShard
 from shardcast.metrics import ShardcastMetrics
 from shardcast.partial import PartialVersion
@@ -37,11 +36,10 @@ _TORRENT_PAUSE_S = 0.25
 class Peering:
     """Over one `Swarm`; used from one event loop."""
 
-    def __init__(self, swarm: Swarm, store: VersionStore, limits: ClientLimits, swarm_limits: SwarmLimits) -> None:
+    def __init__(self, swarm: Swarm, store: VersionStore, limits: SwarmLimits) -> None:
         self._swarm = swarm
         self._store = store
         self._limits = limits
-        self._swarm_limits = swarm_limits
         self._meetings: dict[int, list[asyncio.Task[None]]] = {}
         self._seeding: dict[int, Member] = {}
         self._starting: dict[int, asyncio.Task[None]] = {}
@@ -64,7 +62,7 @@ class Peering:
     ) -> bool:
         """Fill a version together with peers; False if that can't be done (what came stays, and counts).
 
-        Raises SourceFault, DiskFullError. Afterwards nobody but the caller writes into the version's files.
+        Raises OurFault. Afterwards nobody but the caller writes into the version's files.
         """
         layout = Layout.of(partial.manifest)
         torrent = None if layout is None else await find_torrent(partial.manifest, layout, pool)
@@ -85,7 +83,6 @@ class Peering:
             layout.hashes_in(torrent),
             pool,
             self._limits,
-            swarm_limits=self._swarm_limits,
             store=self._store,
             on_shard=on_shard,
             on_bytes=on_bytes,

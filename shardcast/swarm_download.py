@@ -20,7 +20,6 @@ from protocol.errors import SourceFault
 from protocol.manifest import Shard
 from shardcast import bits
 from shardcast.bandwidth import Throttle
-from shardcast.config import ClientLimits
 from shardcast.download import OnShard
 from shardcast.metrics import ShardcastMetrics
 from shardcast.partial import PartialVersion, hash_range
@@ -46,11 +45,12 @@ class SwarmLimits:
     """What a client that swaps grants. Seconds and counts."""
 
     per_source: int = 2  # shards taken from one server at a time
+    give_up_s: float = 20.0  # without a byte from anybody for so long, the plain way is taken
     stall_s: float = 4.0  # without a piece from the peers for so long, the servers are asked for all that is missing
 
 
 class PeersUseless(SourceFault):
-    """The version can't be had this way: no server helps, or libtorrent gave up. The plain way is still open."""
+    """The version can't be had this way: no server helps, nothing comes, or libtorrent gave up. The plain way is open."""
 
 
 class SwarmDownload:
@@ -62,9 +62,8 @@ class SwarmDownload:
         member: Member,
         piece_hashes: bytes,
         pool: SourcePool,
-        limits: ClientLimits,
+        limits: SwarmLimits,
         *,
-        swarm_limits: SwarmLimits,
         store: VersionStore | None = None,
         on_shard: OnShard | None = None,
         on_bytes: Callable[[int], None] | None = None,
@@ -77,7 +76,6 @@ class SwarmDownload:
         self._hashes = piece_hashes
         self._pool = pool
         self._limits = limits
-        self._swarm_limits = swarm_limits
         self._store = store
         self._on_shard = on_shard
         self._on_bytes = on_bytes
@@ -88,21 +86,21 @@ class SwarmDownload:
         self._pieces = member.layout.pieces_of(self._shards)
         self._shard_of = {piece: index for index, pieces in enumerate(self._pieces) for piece in pieces}
         self._waiting = {index: set(self._pieces[index]) for index in partial.missing}
-        self._taken = 0  # shards being taken from a server
+        self._taken = 0  # shards that come, or came, from a server; their pieces may still be on the way to the disk
         self._ours: set[int] = set()  # pieces that came from a server
         self._whole: asyncio.Queue[int] = asyncio.Queue()  # shards whose pieces are all on disk
         self._tries = dict.fromkeys(partial.missing, 0)
         self._unhelpful: set[str] = set()  # servers that know nothing of peers
         self._ids: dict[str, str] = {}  # servers by URL → what they call themselves
         self._widened: set[str] = set()  # servers that had nothing of their share: asked for any, the next time
-        self._lone = 0  # shards that no connected peer has a piece of, and that didn't come from a server either
+        self._lone = 0  # shards that no connected peer has a piece of
         self._looked_at = -1.0
         self._from_servers = 0  # bytes
         self._pulse = Pulse()
         self._last_byte = self._last_peer_piece = clock()
 
     async def run(self) -> None:
-        """Return when every shard is verified. Raises PeersUseless, SourceFault, DiskFullError."""
+        """Return when every shard is verified. Raises PeersUseless."""
         self._last_byte = self._last_peer_piece = self._clock()
         self._member.on_piece = self._on_piece
         try:
@@ -111,9 +109,7 @@ class SwarmDownload:
                 if self._throttle is not None:
                     helpers.append(group.create_task(self._share(self._throttle)))
                 for source in self._pool.sources.values():
-                    helpers += [
-                        group.create_task(self._take_from(source)) for _ in range(self._swarm_limits.per_source)
-                    ]
+                    helpers += [group.create_task(self._take_from(source)) for _ in range(self._limits.per_source)]
                 verifiers = [group.create_task(self._verify()) for _ in range(2)]
                 await self._until_whole()
                 for task in (*helpers, *verifiers):
@@ -124,15 +120,17 @@ class SwarmDownload:
             self._member.on_piece = None
 
     async def _until_whole(self) -> None:
+        received = 0
         while len(self._partial.have) < len(self._shards):
             if self._member.error is not None:
                 raise PeersUseless(f"libtorrent gave up: {self._member.error}")
             if len(self._unhelpful) == len(self._pool.sources):
                 raise PeersUseless("no source helps peers")
-            if self._pool.next_ready() is None and self._stalled:
-                raise SourceFault(f"every source was dropped: {self._pool.report()}")
-            if self._clock() - self._last_byte > self._limits.deadline_s:
-                raise SourceFault(f"no byte came for {self._limits.deadline_s:.0f} s: {self._pool.report()}")
+            now = self._member.received()
+            if now > received:  # of pieces that are not whole, too
+                received, self._last_byte = now, self._clock()
+            if self._clock() - self._last_byte > self._limits.give_up_s:
+                raise PeersUseless(f"no byte came for {self._limits.give_up_s:.0f} s: {self._pool.report()}")
             await self._pulse.wait_until(lambda: len(self._partial.have) == len(self._shards), _IDLE_S)
 
     # From the servers
@@ -163,14 +161,17 @@ class SwarmDownload:
                     return
                 self._widened.discard(source.url)
                 index, shard = offer.index, self._shards[offer.index]
-                if not wanted >> index & 1:
+                if not bits.has(wanted, index):
                     raise Misbehaved(f"{source.url}: gives shard {index}, which was not asked for")
+                if bits.has(self._taken, index):
+                    return  # two questions were answered alike: the connection is dropped before the bytes come twice
                 self._taken |= 1 << index
                 try:
                     feed = Feed(self._pieces[index], shard.size, self._member.layout.piece_bytes)
                     await offer.read(shard.size, lambda chunks: self._feed(source, feed, chunks))
-                finally:
+                except BaseException:
                     self._taken &= ~(1 << index)
+                    raise
         seconds = self._clock() - begin
         self._pool.succeeded(source, shard.size, seconds)
         if self._metrics:
@@ -203,7 +204,7 @@ class SwarmDownload:
 
     @property
     def _stalled(self) -> bool:
-        return self._clock() - self._last_peer_piece > self._swarm_limits.stall_s
+        return self._clock() - self._last_peer_piece > self._limits.stall_s
 
     def _look(self) -> None:
         """Which shards no connected peer has a piece of; looked at now and then."""
@@ -213,9 +214,7 @@ class SwarmDownload:
         self._looked_at = now
         available = self._member.availability() or [0] * self._member.layout.pieces
         self._lone = bits.of(
-            index
-            for index, pieces in self._waiting.items()
-            if not pieces <= self._ours and not any(available[piece] for piece in self._pieces[index])
+            index for index in self._waiting if not any(available[piece] for piece in self._pieces[index])
         )
 
     async def _copy_locals(self) -> None:
@@ -230,9 +229,8 @@ class SwarmDownload:
                 with self._store.reading(location.version):
                     data = await in_thread(_read_right, location, self._shards[index])
             except OSError:
-                continue  # the version went away
-            finally:
                 self._taken &= ~(1 << index)
+                continue  # the version went away
             size = self._member.layout.piece_bytes
             for number, piece in enumerate(self._pieces[index]):
                 self._ours.add(piece)

@@ -117,6 +117,17 @@ async def test_who_accepts_no_connections_still_gives_and_takes(tmp_path: Path) 
         assert sent_by(catalog) < 1.5 * version.manifest.total_bytes
 
 
+async def test_peers_that_never_meet_each_get_all_from_the_server(tmp_path: Path) -> None:
+    async with (
+        published(tmp_path) as (url, catalog, version),
+        swapping(url, tmp_path / "one", port=0) as one,
+        swapping(url, tmp_path / "other", port=0) as other,
+    ):
+        for folder in await asyncio.gather(one.fetch(0), other.fetch(0)):
+            assert_same(folder, version)
+        assert sent_by(catalog) - 2 * version.manifest.total_bytes <= 2 * SHARD
+
+
 async def test_a_latecomer_is_fed_by_peers_until_they_remove_the_version(tmp_path: Path) -> None:
     async with published(tmp_path) as (url, catalog, version), swapping(url, tmp_path / "early") as early:
         folder = await early.fetch(0)
