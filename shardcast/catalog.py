@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 from dataclasses import dataclass
 
-from protocol.manifest import Digest, envelope_to_json
+from protocol.manifest import Digest, Manifest, envelope_to_json
 from shardcast.asker import CLIENT, Asker
 from shardcast.have import Have
 from shardcast.manners import Manners
@@ -61,6 +62,11 @@ class Catalog:
         """The newest version that clients are told of."""
         return self._head
 
+    @property
+    def closed(self) -> bool:
+        """Whether everyone who waits is to be answered now."""
+        return self._closed
+
     def announce(self, stored: StoredVersion) -> None:
         """Make a complete version the head, if it is newer."""
         self._raise_head(Head(stored.version, stored.digest))
@@ -82,6 +88,16 @@ class Catalog:
         """The signed manifest of a version as HTTP carries it, or None if it isn't here."""
         stored = self.store.get(version)
         return None if stored is None else envelope_to_json(stored.envelope)
+
+    def manifest(self, version: int) -> Manifest | None:
+        """The manifest of a version that is here, perhaps not whole yet."""
+        stored = self.store.get(version)
+        return None if stored is None else stored.manifest
+
+    async def torrent(self, version: int) -> bytes | None:
+        """The torrent of a version that is here, if it has one. Raises NotYet while it is on its way."""
+        stored = self.store.get(version)
+        return None if stored is None else await asyncio.to_thread(self.store.torrents.get, version, stored.digest)
 
     async def open_shard(self, digest: Digest, wait_s: float) -> OpenShard | None:
         """The shard, or None if no manifest here names it. Raises NotYet if it doesn't come within `wait_s`."""

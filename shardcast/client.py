@@ -28,11 +28,15 @@ from shardcast.manners import Manners
 from shardcast.metrics import ShardcastMetrics
 from shardcast.obtain import Obtaining
 from shardcast.partial import PartialVersion
+from shardcast.peering import Peering, find_torrent
 from shardcast.pool import SourcePool
 from shardcast.reports import send_report
 from shardcast.routing import SourceStats
 from shardcast.sources import Head, Misbehaved, Source, Unavailable, Unknown, new_session
 from shardcast.storage import StoredVersion, VersionStore
+from shardcast.swarm import Swarm
+from shardcast.swarm_download import SwarmLimits
+from shardcast.torrent import Layout
 from shardcast.travel import OnProgress, Progress, Way
 
 __all__ = ["OnProgress", "Progress", "ShardcastClient", "Way"]
@@ -52,6 +56,7 @@ class ShardcastClient:
 
     `sources`: base URLs of relays and origins, preferred first. `pinned_keys`: the trainer's key ids.
     `peers`, `own_id`: a relay's siblings, and the id it answers with itself; it takes from them what they have.
+    `swarm`: if given, versions are swapped with other clients that do the same; it is closed with the client.
     `run_id`: if given, versions of another run are refused even when signed by a pinned key.
     Complete versions lie in `cache_dir/versions/<version>-<digest prefix>/`. Use as `async with`, or call `close`.
     """
@@ -71,6 +76,7 @@ class ShardcastClient:
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
         store: VersionStore | None = None,
+        swarm: Swarm | None = None,
     ) -> None:
         self._urls = parse_sources(sources)
         self._peers = [url for url in dict.fromkeys(map(parse_source, peers)) if url not in self._urls]
@@ -83,6 +89,7 @@ class ShardcastClient:
         self._rng = rng or random.Random()
         self._clock = clock
         self.store = store or VersionStore(Path(cache_dir), parse_keys(pinned_keys), durable=False)
+        self._peering = Peering(swarm, self.store, SwarmLimits()) if swarm else None
         self._manifests: dict[Digest, tuple[Manifest, SignedEnvelope]] = {}
         self._keys_asked: dict[str, float] = {}  # when each source was last asked for rotations of the key
         self._announced = -1  # the newest version that was proven to exist
@@ -101,6 +108,8 @@ class ShardcastClient:
     async def close(self) -> None:
         """Close all connections."""
         await asyncio.gather(*self._telling, return_exceptions=True)
+        if self._peering is not None:
+            await self._peering.close()
         if self._session is not None:
             await self._session.close()
             self._session = self._pool = None
@@ -290,9 +299,33 @@ class ShardcastClient:
     ) -> StoredVersion:
         partial = await asyncio.to_thread(self.store.open_partial, envelope, manifest)
         try:
-            return await Obtaining(self, partial, on_progress=on_progress).run()
+            stored = await Obtaining(self, partial, on_progress=on_progress).run()
+            if self._peering is not None:
+                self._peering.seed(stored, self._opened())
+            return stored
         finally:
             partial.close()
+
+    async def fill_with_peers(self, partial: PartialVersion, on_bytes: Callable[[int], None]) -> bool:
+        """Fill what is missing by swapping with peers; False if this client doesn't, or what they give is not enough."""
+        return self._peering is not None and await self._peering.fill(
+            partial,
+            self._opened(),
+            on_shard=None,
+            on_bytes=on_bytes,
+            throttle=self._throttle,
+            metrics=self._metrics,
+        )
+
+    @property
+    def swapped(self) -> list[int]:
+        """The versions that are swapped with peers now, ascending."""
+        return [] if self._peering is None else self._peering.versions
+
+    async def torrent(self, manifest: Manifest) -> bytes | None:
+        """The torrent that a manifest names, from whichever source has it; None if there is none."""
+        layout = Layout.of(manifest)
+        return None if layout is None else await find_torrent(manifest, layout, self._opened())
 
     async def _ask_heads(self, after: int | None, wait_s: float) -> Head | None:
         pool = self._opened()

@@ -53,6 +53,11 @@ def owner_of(name: str) -> str:
     return name.partition(".")[0]
 
 
+def incoming_torrent(root: Path, version: int) -> Path:
+    """Where the trainer puts the torrent of a version for the origin that uses this root."""
+    return root / "incoming" / f"{version}.torrent"
+
+
 def version_name(version: int, digest: Digest) -> str:
     """The folder name of a version."""
     return f"{version}-{digest.short}"

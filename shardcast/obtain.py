@@ -137,6 +137,8 @@ class Obtaining:
 
     async def _fetch_missing(self, way: Way) -> None:
         self._progress.begin(way, self._partial.done_bytes, self._partial.manifest.total_bytes)
+        if self._on_shard is None and await self._client.fill_with_peers(self._partial, self._progress.add):
+            return
         self._download = self._client.download(self._partial, on_shard=self._on_shard, on_bytes=self._progress.add)
         for index in self._demanded:
             self._download.demand(index)

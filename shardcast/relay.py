@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 from protocol.errors import SourceFault
 from protocol.manifest import Digest, Manifest, SignedEnvelope, manifest_digest
@@ -27,7 +28,7 @@ from shardcast.metrics import ShardcastMetrics
 from shardcast.parcel import Parcel
 from shardcast.partial import DiskFullError, PartialVersion
 from shardcast.retention import make_room, needed
-from shardcast.sources import Head
+from shardcast.sources import Head, NotYet
 from shardcast.storage import StoredVersion, VersionStore
 
 log = logging.getLogger("shardcast")
@@ -56,12 +57,14 @@ class RelayCatalog(Catalog):
         max_disk_bytes: int | None = None,
         coordinator: Coordinator | None = None,
         server_id: str | None = None,
+        help_peers: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(store, metrics, server_id or client.own_id)
         self.manners = client.manners
         self._client = client
         self._keep_last = keep_last
+        self._help_peers = help_peers
         self._max_disk_bytes = max_disk_bytes
         self._coordinator = coordinator
         self._needed: set[int] = set()
@@ -71,6 +74,7 @@ class RelayCatalog(Catalog):
         self._pulling: Counter[int] = Counter()  # versions whose manifest upstream is being asked for
         self._asked: dict[int, float] = {}  # versions that were pulled through, and when they were last asked for
         self._starting = asyncio.Lock()
+        self._getting_torrent: dict[int, asyncio.Task[None]] = {}
         self._trouble = ""  # why the newest version can't be had, and since when
         self._trouble_since: float | None = None
         self.reports.on_report = lambda report: client.tell_fallback(report.version, report.reason)
@@ -106,6 +110,19 @@ class RelayCatalog(Catalog):
         if incoming is None:
             return await super().manifest_json(version)
         return incoming.envelope_json
+
+    def manifest(self, version: int) -> Manifest | None:
+        incoming = self._incoming.get(version)
+        return super().manifest(version) if incoming is None else incoming.partial.manifest
+
+    async def torrent(self, version: int) -> bytes | None:
+        manifest = self.manifest(version)
+        if manifest is None:
+            return None
+        here = await asyncio.to_thread(self.store.torrents.get, version, manifest_digest(manifest.to_json_bytes()))
+        if here is None and version in self._getting_torrent:
+            raise NotYet("the torrent is on its way")
+        return here
 
     async def have(self, total: Digest, epoch: str, after: int, wait_s: float) -> Have | None:
         deadline = self._clock() + wait_s
@@ -177,7 +194,8 @@ class RelayCatalog(Catalog):
     async def stop(self) -> None:
         """End all transfers; what was verified stays on disk."""
         self.close()
-        tasks = [each.task for each in self._incoming.values() if each.task]
+        tasks: list[asyncio.Task[Any]] = [each.task for each in self._incoming.values() if each.task]
+        tasks += self._getting_torrent.values()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -239,10 +257,24 @@ class RelayCatalog(Catalog):
                 partial = await self._open_partial(manifest, envelope)
                 incoming = Incoming(partial, self._client, locked.pop_all(), self.changed.beat)
                 self._incoming[version] = incoming
+            if self._help_peers:
+                # Asked for now, so that clients are answered from what is here, and relays never send each other looking.
+                self._getting_torrent[version] = asyncio.create_task(self._get_torrent(manifest))
             incoming.task = asyncio.create_task(self._receive(incoming))
             incoming.task.add_done_callback(_note_outcome)
             self.changed.beat()
             return incoming
+
+    async def _get_torrent(self, manifest: Manifest) -> None:
+        try:
+            torrent = await self._client.torrent(manifest)
+            if torrent is not None:
+                digest = manifest_digest(manifest.to_json_bytes())
+                await asyncio.to_thread(self.store.torrents.put, manifest.policy_version, digest, torrent)
+        except (SourceFault, DiskFullError) as error:
+            log.warning("no torrent of version %d: %s", manifest.policy_version, error, extra={"action": "torrent"})
+        finally:
+            del self._getting_torrent[manifest.policy_version]
 
     async def _open_partial(self, manifest: Manifest, envelope: SignedEnvelope) -> PartialVersion:
         """A full disk costs the older versions, not the newest."""

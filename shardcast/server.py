@@ -21,7 +21,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -39,7 +39,7 @@ log = logging.getLogger("shardcast")
 
 _SLICE_BYTES = MIB
 _THROTTLED_SLICE_BYTES = MIB // 8
-_IMMUTABLE = "public, max-age=31536000, immutable"
+IMMUTABLE = "public, max-age=31536000, immutable"
 _NO_STORE = {"Cache-Control": "no-store"}
 _PREFER_WAIT = re.compile(r"(?:^|[,;\s])wait=(\d{1,4})")
 
@@ -106,7 +106,7 @@ class ShardcastApp:
         body = await self.catalog.manifest_json(int(version), _asker(request))
         if body is None:
             return error_response(404, f"version {version} is not here")
-        return web.Response(body=body, content_type="application/json", headers={"Cache-Control": _IMMUTABLE})
+        return web.Response(body=body, content_type="application/json", headers={"Cache-Control": IMMUTABLE})
 
     async def _keys(self, request: web.Request) -> web.Response:
         body = self.catalog.store.keys.to_json()
@@ -126,7 +126,7 @@ class ShardcastApp:
         if shard is None:
             return error_response(404, f"no version here has the shard {digest}")
         try:
-            return await self._send(request, digest, shard)
+            return await self.send(request, digest, shard)
         finally:
             shard.close()
 
@@ -134,10 +134,14 @@ class ShardcastApp:
         found = _PREFER_WAIT.search(request.headers.get("Prefer", ""))
         return min(float(found.group(1)), self.limits.shard_wait_s) if found else self.limits.shard_wait_s
 
-    async def _send(self, request: web.Request, digest: Digest, shard: OpenShard) -> web.StreamResponse:
+    async def send(
+        self, request: web.Request, digest: Digest, shard: OpenShard, extra: Mapping[str, str] | None = None
+    ) -> web.StreamResponse:
+        """Answer with a shard's bytes, or the range of them that is asked for."""
         headers = {
+            **(extra or {}),
             "ETag": f'"{digest}"',
-            "Cache-Control": _IMMUTABLE,
+            "Cache-Control": IMMUTABLE,
             "Accept-Ranges": "bytes",
             "Content-Type": "application/octet-stream",
         }

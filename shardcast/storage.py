@@ -1,7 +1,8 @@
 """Versions on disk, the same layout for origin, relay and client.
 
     <root>/versions/<version>-<digest prefix>/     the files of a complete version, and nothing else
-    <root>/manifests/<version>-<digest prefix>.json  its signed manifest, as it came; `.boot` if not flushed yet
+    <root>/manifests/<version>-<digest prefix>.json  its signed manifest, as it came; `.boot` if not flushed yet,
+                                                   `.torrent` its torrent, if clients may swap it
     <root>/deltas/<version>-<digest prefix>        the delta that makes it out of an earlier one, if kept (`blobs`)
     <root>/partial/<version>-<digest prefix>/      a version being filled, with <name>.journal beside it; what is
                                                    received for it besides is <name>.….delta/
@@ -41,7 +42,15 @@ from protocol.manifest import (
 )
 from shardcast.blobs import BlobShelf, ShardLocation
 from shardcast.keys import KeyChain
-from shardcast.layout import check_folder, incoming_delta, incoming_folder, owner_of, version_name, version_of
+from shardcast.layout import (
+    check_folder,
+    incoming_delta,
+    incoming_folder,
+    incoming_torrent,
+    owner_of,
+    version_name,
+    version_of,
+)
 from shardcast.names import VersionNames
 from shardcast.partial import (
     PartialVersion,
@@ -51,6 +60,7 @@ from shardcast.partial import (
     journal_path,
     sync_files,
 )
+from shardcast.torrent_shelf import TorrentShelf
 
 log = logging.getLogger("shardcast")
 
@@ -95,6 +105,7 @@ class VersionStore:
         self.blobs = BlobShelf(root / "deltas")
         self.names = VersionNames(root / "names")
         self.keys = KeyChain(root / "keys", pinned_keys)
+        self.torrents = TorrentShelf(root / "manifests")
         self.refresh()
         self.blobs.sweep(self._is_staged)
 
@@ -202,12 +213,14 @@ class VersionStore:
             if manifest.delta is not None:
                 self.blobs.adopt(incoming_delta(self.root, manifest.policy_version), manifest.delta, name)
             self._save_envelope(name, envelope)
+            self.torrents.adopt(incoming_torrent(self.root, manifest.policy_version), manifest, digest)
         return self._install(folder, envelope, manifest, digest)
 
     def forget_incoming(self, version: int) -> None:
         """Remove what the trainer put there for a version. Blocking."""
         incoming_delta(self.root, version).unlink(missing_ok=True)
         shutil.rmtree(incoming_folder(self.root, version), ignore_errors=True)
+        incoming_torrent(self.root, version).unlink(missing_ok=True)
 
     def refresh(self) -> None:
         """Take in what is on disk: at the start, and after another process may have added versions. Blocking."""
@@ -264,6 +277,7 @@ class VersionStore:
             self._trash(stored.path)
             self._envelope_path(stored.path.name).unlink(missing_ok=True)
             self._boot_path(stored.path.name).unlink(missing_ok=True)
+            self.torrents.remove(version, stored.digest)
             log.info("removed version %d", version, extra={"action": "collect", "version": version})
 
     def remove_stale_partials(self) -> None:

@@ -23,7 +23,7 @@ from coordinator.client import Backoff, TrainerClient
 from protocol.errors import OurFault
 from protocol.manifest import Manifest, manifest_digest, sign_manifest
 from protocol.signing import Identity, SignedEnvelope
-from shardcast.publish import announce, build_manifest, make_delta, stage
+from shardcast.publish import Described, announce, build_manifest, describe, make_delta, stage
 from trainer.published import Published, PublishedVersions, delta_base
 
 log = logging.getLogger(__name__)
@@ -106,35 +106,42 @@ class Publisher:
     async def digest_of(self, state: Mapping[str, torch.Tensor], version: int) -> str:
         """The manifest digest that these weights would have as `version`."""
         with tempfile.TemporaryDirectory(dir=self._scratch()) as scratch:
-            manifest = await asyncio.to_thread(self._make, state, Path(scratch) / "version", version)
-        return str(manifest_digest(manifest.to_json_bytes()))
+            described = await asyncio.to_thread(self._make, state, Path(scratch) / "version", version)
+        return str(manifest_digest(described.manifest.to_json_bytes()))
 
     async def publish(self, state: Mapping[str, torch.Tensor], version: int) -> str:
         """Write, hash, sign, announce, serve; the manifest digest. An origin that is away is waited for."""
         with tempfile.TemporaryDirectory(dir=self._scratch()) as scratch:
             folder = Path(scratch) / "version"
-            manifest = await asyncio.to_thread(self._make, state, folder, version)
-            envelope = sign_manifest(manifest, self._identity)
-            published = await asyncio.to_thread(self._published.keep, folder, envelope, manifest)
+            described = await asyncio.to_thread(self._make, state, folder, version)
+            envelope = sign_manifest(described.manifest, self._identity)
+            published = await asyncio.to_thread(self._published.keep, folder, envelope, described.manifest)
         self._written.add(version)
         await self._client.announce(envelope)
-        await stage(published.files, self._origin_data, version, move=False, delta=published.delta)
+        await stage(
+            published.files,
+            self._origin_data,
+            version,
+            move=False,
+            torrent=described.torrent,
+            delta=published.delta,
+        )
         await self._announce_at_origin(envelope, version)
         await asyncio.to_thread(self._published.prune, version)
         return str(manifest_digest(envelope.payload))
 
-    def _make(self, state: Mapping[str, torch.Tensor], folder: Path, version: int) -> Manifest:
+    def _make(self, state: Mapping[str, torch.Tensor], folder: Path, version: int) -> Described:
         """Fill `folder` with the version's `files` and its `delta`, if it has one, as `PublishedVersions` keeps it."""
         files = folder / "files"
         write_version(state, self._model_folder, files)
-        manifest = build_manifest(files, run_id=self._run_id, policy_version=version, shard_bytes=self._shard_bytes)
+        described = describe(files, run_id=self._run_id, policy_version=version, shard_bytes=self._shard_bytes)
         before = self._published.find(version)
-        if before is not None and before.manifest == replace(manifest, delta=before.manifest.delta):
+        if before is not None and before.manifest == replace(described.manifest, delta=before.manifest.delta):
             # Announced before a crash, maybe: the digest must be the same, also if the base is gone by now.
             if before.delta is not None:
                 shutil.copyfile(before.delta, folder / "delta")
-            return before.manifest
-        return self._with_delta(manifest, folder)
+            return replace(described, manifest=before.manifest)
+        return replace(described, manifest=self._with_delta(described.manifest, folder))
 
     def _with_delta(self, manifest: Manifest, folder: Path) -> Manifest:
         version = manifest.policy_version
