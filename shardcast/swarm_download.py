@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -96,6 +97,7 @@ class SwarmDownload:
         self._lone = 0  # shards that no connected peer has a piece of
         self._looked_at = -1.0
         self._from_servers = 0  # bytes
+        self._name = secrets.token_hex(8)
         self._pulse = Pulse()
         self._last_byte = self._last_peer_piece = clock()
 
@@ -153,8 +155,9 @@ class SwarmDownload:
     async def _take(self, source: Source, wanted: int) -> None:
         """Ask a server for one of the wanted shards, and hand its pieces on as they come."""
         begin = self._clock()
+        version = self._member.version
         with self._pool.in_flight(source):
-            async with source.next_shard(self._member.version, wanted, len(self._shards), _WAIT_S) as offer:
+            async with source.next_shard(version, wanted, len(self._shards), _WAIT_S, self._name) as offer:
                 self._ids[source.url] = offer.server_id
                 if offer.index is None:
                     self._widened.add(source.url)
