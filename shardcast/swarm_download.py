@@ -105,6 +105,7 @@ class SwarmDownload:
         """Return when every shard is verified. Raises PeersUseless."""
         self._last_byte = self._last_peer_piece = self._clock()
         self._member.on_piece = self._on_piece
+        self._member.on_wrong = self._on_wrong
         try:
             async with asyncio.TaskGroup() as group:
                 helpers = [group.create_task(self._copy_locals())]
@@ -119,7 +120,7 @@ class SwarmDownload:
         except BaseExceptionGroup as group_error:
             raise _first_leaf(group_error) from None
         finally:
-            self._member.on_piece = None
+            self._member.on_piece = self._member.on_wrong = None
 
     async def _until_whole(self) -> None:
         received = 0
@@ -272,6 +273,11 @@ class SwarmDownload:
             at = (piece - self._pieces[index].start) * self._member.layout.piece_bytes
             self._on_bytes(min(self._member.layout.piece_bytes, self._shards[index].size - at))
         self._pulse.beat()
+
+    def _on_wrong(self, piece: int) -> None:
+        """What a server sent of this piece was mixed with a peer's rubbish, and is gone with it."""
+        self._ours.discard(piece)
+        self._taken &= ~(1 << self._shard_of[piece])
 
     # What came
 
