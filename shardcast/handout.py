@@ -19,21 +19,25 @@ class Handout:
         self._patience_s = patience_s
         self._first: dict[int, float] = {}  # shard → when it was given first
         self._times: dict[int, int] = {}
+        self._last: dict[int, tuple[str, float]] = {}  # shard → who was given it last, and when
         self._given = 0
 
-    def take(self, here: int, wanted: int, now: float) -> int | None:
-        """A shard that is here and wanted, as bits: one never given, else the least given that is free; None if none."""
+    def take(self, asker: str, here: int, wanted: int, now: float) -> int | None:
+        """A shard that is here and wanted, as bits: one never given, else the least given that is free; None if none.
+
+        `asker`: what a client calls itself. One who asks several times at once gets no shard twice.
+        """
         offer = here & wanted
         if fresh := offer & ~self._given:
-            return self._give(bits.lowest(fresh), now)
-        free = [index for index in bits.indexes(offer) if self._first[index] + self._patience_s <= now]
-        return self._give(min(free, key=lambda index: self._times[index]), now) if free else None
+            return self._give(asker, bits.lowest(fresh), now)
+        free = [index for index in bits.indexes(offer) if self._is_free(asker, index, now)]
+        return self._give(asker, min(free, key=lambda index: self._times[index]), now) if free else None
 
     def give_back(self, index: int) -> None:
         """The one who took it did not get it."""
         self._times[index] -= 1
         if not self._times[index]:
-            del self._times[index], self._first[index]
+            del self._times[index], self._first[index], self._last[index]
             self._given &= ~(1 << index)
 
     def next_free(self, here: int, wanted: int, now: float) -> float | None:
@@ -41,8 +45,14 @@ class Handout:
         waits = [self._first[index] + self._patience_s - now for index in bits.indexes(here & wanted & self._given)]
         return max(0.0, min(waits)) if waits else None
 
-    def _give(self, index: int, now: float) -> int:
+    def _is_free(self, asker: str, index: int, now: float) -> bool:
+        last, at = self._last[index]
+        since = at if last == asker else self._first[index]
+        return since + self._patience_s <= now
+
+    def _give(self, asker: str, index: int, now: float) -> int:
         self._first.setdefault(index, now)
+        self._last[index] = (asker, now)
         self._times[index] = self._times.get(index, 0) + 1
         self._given |= 1 << index
         return index

@@ -2,7 +2,7 @@
 
 GET  /v1/torrents/{version}        the torrent, whose info-hash the signed manifest names; immutable
 POST /v1/peers/{version}           {"port": P or null} → {"peers": [[address, port], …], "again_s": S}
-POST /v1/next/{version}?wait=S     a bitmap of wanted shards → one of them, that nobody else was given (`Handout`), its
+POST /v1/next/{version}?wait=S&as=NAME  a bitmap of wanted shards → one of them, that nobody else was given (`Handout`), its
                                    index in `X-Shardcast-Shard`; 204 when none came within S seconds
 
 The server itself speaks no BitTorrent: it gives each shard to one client, as soon as it has it, and clients swap.
@@ -33,6 +33,7 @@ from shardcast.sources import SERVER_HEADER, SHARD_HEADER, NotYet
 _MAX_VERSIONS = 16
 _MAX_WAIT_S = 25.0
 _MAX_ANNOUNCE_BYTES = 1024
+_MAX_NAME = 32
 _READ_TIMEOUT_S = 10.0
 _AGAIN_S = 4.0
 _PEERS_PER_AGAIN_S = 50  # with more peers each announces more rarely
@@ -125,7 +126,8 @@ class PeerService:
         except ValueError as error:
             return error_response(400, str(error))
         given = self._of(version, manifest)
-        taken = await self._take(given, wanted, min(max(wait_s, 0.0), _MAX_WAIT_S))
+        asker = f"{request.remote} {request.query.get('as', '')[:_MAX_NAME]}"
+        taken = await self._take(given, asker, wanted, min(max(wait_s, 0.0), _MAX_WAIT_S))
         if taken is None:
             return web.Response(status=204, headers={"Cache-Control": "no-store", **self._name})
         index, slot = taken
@@ -134,13 +136,13 @@ class PeerService:
         finally:
             self._slots.vacate(slot)
 
-    async def _take(self, given: Given, wanted: int, wait_s: float) -> tuple[int, int] | None:
+    async def _take(self, given: Given, asker: str, wanted: int, wait_s: float) -> tuple[int, int] | None:
         """The shard to give, and the slot to send it in; None if there was none in time."""
         deadline = self._clock() + wait_s
         await self._look(given, 0.0)
         while True:
             now = self._clock()
-            index = given.handout.take(given.here, wanted, now) if self._slots.free else None
+            index = given.handout.take(asker, given.here, wanted, now) if self._slots.free else None
             if index is not None:
                 return index, self._slots.occupy()
             if now >= deadline or self._catalog.closed:

@@ -204,13 +204,15 @@ class Source:
         return str(found[0][4][0])
 
     @asynccontextmanager
-    async def next_shard(self, version: int, wanted: int, count: int, wait_s: float) -> AsyncIterator[Offer]:
+    async def next_shard(self, version: int, wanted: int, count: int, wait_s: float, name: str) -> AsyncIterator[Offer]:
         """Have the source choose one of the `wanted` shards, as bits, of a version of `count`: one nobody else gets.
+
+        `name`: what this client calls itself there, so that several questions at once get several answers.
 
         Raises Unknown if the source helps no peers, Misbehaved, Unavailable.
         """
         body = wanted.to_bytes(count // 8 + 1, "little")
-        query = {"wait": f"{wait_s:.3f}"}
+        query = {"wait": f"{wait_s:.3f}", "as": name}
         async with self._get(f"/v1/next/{version}", wait_s, method="POST", params=query, data=body) as response:
             server_id = response.headers.get(SERVER_HEADER, "")[:_MAX_ID]
             if response.status == 204:

@@ -44,13 +44,18 @@ class SwarmConfig:
 
 
 class Member:
-    """This client's part in one version's swarm. `on_piece` is called in the event loop for each piece on disk."""
+    """This client's part in one version's swarm.
+
+    `on_piece` is called in the event loop for each piece that is right and on disk, `on_wrong` for one that was whole
+    and wrong, since a peer sent rubbish; it is fetched again.
+    """
 
     def __init__(
         self, handle: libtorrent.torrent_handle, layout: Layout, add_flags: int, reset_path: libtorrent.move_flags_t
     ) -> None:
         self.layout = layout
         self.on_piece: Callable[[int], None] | None = None
+        self.on_wrong: Callable[[int], None] | None = None
         self.error: str | None = None
         self.failed = asyncio.Event()
         self.flushed = asyncio.Event()
@@ -69,7 +74,7 @@ class Member:
             self.handle.connect_peer((endpoint.address, endpoint.port))
 
     def add_piece(self, piece: int, data: bytes) -> None:
-        """Write a piece that came another way, and offer it to the peers. `data` must be that piece, whole."""
+        """Write a piece that came another way, over what peers sent of it, and offer it to them. `data` must be right."""
         self.handle.add_piece(piece, data, self._add_flags)
 
     def flush(self) -> None:
@@ -140,7 +145,9 @@ class Swarm:
             handle = session.add_torrent(parameters)
         except RuntimeError as error:
             raise OurFault(f"libtorrent refuses version {layout.version}: {error}") from error
-        member = Member(handle, layout, 0, lt.move_flags_t.reset_save_path_unchecked)
+        member = Member(
+            handle, layout, lt.add_piece_flags_t.overwrite_existing, lt.move_flags_t.reset_save_path_unchecked
+        )
         self._members[str(handle.info_hashes().v1)] = member
         return member
 
@@ -207,7 +214,13 @@ class Swarm:
             if member is not None:
                 member.gone.set()
             return
-        known = (lt.piece_finished_alert, lt.cache_flushed_alert, lt.file_error_alert, lt.torrent_error_alert)
+        known = (
+            lt.piece_finished_alert,
+            lt.hash_failed_alert,
+            lt.cache_flushed_alert,
+            lt.file_error_alert,
+            lt.torrent_error_alert,
+        )
         if not isinstance(alert, known) or not alert.handle.is_valid():
             return
         member = self._members.get(str(alert.handle.info_hashes().v1))
@@ -216,6 +229,9 @@ class Swarm:
         if isinstance(alert, lt.piece_finished_alert):
             if member.on_piece is not None:
                 member.on_piece(alert.piece_index)
+        elif isinstance(alert, lt.hash_failed_alert):
+            if member.on_wrong is not None:
+                member.on_wrong(alert.piece_index)
         elif isinstance(alert, lt.cache_flushed_alert):
             member.flushed.set()
         else:

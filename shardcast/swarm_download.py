@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -96,6 +97,7 @@ class SwarmDownload:
         self._lone = 0  # shards that no connected peer has a piece of
         self._looked_at = -1.0
         self._from_servers = 0  # bytes
+        self._name = secrets.token_hex(8)
         self._pulse = Pulse()
         self._last_byte = self._last_peer_piece = clock()
 
@@ -103,6 +105,7 @@ class SwarmDownload:
         """Return when every shard is verified. Raises PeersUseless."""
         self._last_byte = self._last_peer_piece = self._clock()
         self._member.on_piece = self._on_piece
+        self._member.on_wrong = self._on_wrong
         try:
             async with asyncio.TaskGroup() as group:
                 helpers = [group.create_task(self._copy_locals())]
@@ -117,7 +120,7 @@ class SwarmDownload:
         except BaseExceptionGroup as group_error:
             raise _first_leaf(group_error) from None
         finally:
-            self._member.on_piece = None
+            self._member.on_piece = self._member.on_wrong = None
 
     async def _until_whole(self) -> None:
         received = 0
@@ -153,8 +156,9 @@ class SwarmDownload:
     async def _take(self, source: Source, wanted: int) -> None:
         """Ask a server for one of the wanted shards, and hand its pieces on as they come."""
         begin = self._clock()
+        version = self._member.version
         with self._pool.in_flight(source):
-            async with source.next_shard(self._member.version, wanted, len(self._shards), _WAIT_S) as offer:
+            async with source.next_shard(version, wanted, len(self._shards), _WAIT_S, self._name) as offer:
                 self._ids[source.url] = offer.server_id
                 if offer.index is None:
                     self._widened.add(source.url)
@@ -269,6 +273,11 @@ class SwarmDownload:
             at = (piece - self._pieces[index].start) * self._member.layout.piece_bytes
             self._on_bytes(min(self._member.layout.piece_bytes, self._shards[index].size - at))
         self._pulse.beat()
+
+    def _on_wrong(self, piece: int) -> None:
+        """What a server sent of this piece was mixed with a peer's rubbish, and is gone with it."""
+        self._ours.discard(piece)
+        self._taken &= ~(1 << self._shard_of[piece])
 
     # What came
 
