@@ -31,6 +31,24 @@ class ShardcastMetrics:
             "Bytes received for nothing: the loser of a race for a straggling shard, and wrong bytes.",
             registry=self.registry,
         )
+        self.ways = Counter(
+            "rollswarm_shardcast_versions",
+            "Versions that became complete here, by how they came: full, delta, or mixed (a delta that failed in part).",
+            ["way"],
+            registry=self.registry,
+        )
+        self.fallbacks = Counter(
+            "rollswarm_shardcast_delta_fallbacks",
+            "Versions that were fetched in full because their delta was of no use here, by reason.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.reported_fallbacks = Counter(
+            "rollswarm_shardcast_reported_delta_fallbacks",
+            "The same as clients tell it of themselves; anyone may say so.",
+            ["reason"],
+            registry=self.registry,
+        )
         self.shard_seconds = Histogram(
             "rollswarm_shardcast_shard_seconds",
             "Seconds from asking for a shard until it was on disk and verified.",

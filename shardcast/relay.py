@@ -12,8 +12,9 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 from protocol.errors import SourceFault
 from protocol.manifest import Digest, Manifest, SignedEnvelope, manifest_digest
@@ -24,9 +25,10 @@ from shardcast.discovery import Coordinator
 from shardcast.have import Have
 from shardcast.incoming import Incoming
 from shardcast.metrics import ShardcastMetrics
+from shardcast.parcel import Parcel
 from shardcast.partial import DiskFullError, PartialVersion
 from shardcast.retention import make_room, needed
-from shardcast.sources import Head
+from shardcast.sources import Head, NotYet
 from shardcast.storage import StoredVersion, VersionStore
 
 log = logging.getLogger("shardcast")
@@ -55,12 +57,14 @@ class RelayCatalog(Catalog):
         max_disk_bytes: int | None = None,
         coordinator: Coordinator | None = None,
         server_id: str | None = None,
+        help_peers: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(store, metrics, server_id or client.own_id)
         self.manners = client.manners
         self._client = client
         self._keep_last = keep_last
+        self._help_peers = help_peers
         self._max_disk_bytes = max_disk_bytes
         self._coordinator = coordinator
         self._needed: set[int] = set()
@@ -72,8 +76,10 @@ class RelayCatalog(Catalog):
         self._starting = asyncio.Lock()
         self._begun = -1  # the newest version that was begun, and the task that fills it
         self._newest: asyncio.Task[StoredVersion] | None = None
+        self._getting_torrent: dict[int, asyncio.Task[None]] = {}
         self._trouble = ""  # why the newest version can't be had, and since when
         self._trouble_since: float | None = None
+        self.reports.on_report = lambda report: client.tell_fallback(report.version, report.reason)
 
     async def follow(self) -> None:
         """Stay at the newest version until cancelled."""
@@ -128,37 +134,51 @@ class RelayCatalog(Catalog):
             return await super().manifest_json(version)
         return incoming.envelope_json
 
+    def manifest(self, version: int) -> Manifest | None:
+        incoming = self._incoming.get(version)
+        return super().manifest(version) if incoming is None else incoming.partial.manifest
+
+    async def torrent(self, version: int) -> bytes | None:
+        manifest = self.manifest(version)
+        if manifest is None:
+            return None
+        here = await asyncio.to_thread(self.store.torrents.get, version, manifest_digest(manifest.to_json_bytes()))
+        if here is None and version in self._getting_torrent:
+            raise NotYet("the torrent is on its way")
+        return here
+
     async def have(self, total: Digest, epoch: str, after: int, wait_s: float) -> Have | None:
         deadline = self._clock() + wait_s
         while True:
-            incoming = next((each for each in self._incoming.values() if each.total == total), None)
+            parcel = next((each for each in self._parcels() if each.total == total), None)
             left = deadline - self._clock()
-            if incoming is None or self.store.holds(total):
+            if parcel is None or self.store.holds(total):
                 known = await self.changed.wait_until(lambda: self._knows(total), max(0.0, left))
                 if self.store.holds(total) or not known or self._closed:
                     return await super().have(total, epoch, after, 0.0)
                 continue
-            news = incoming.have(self.role, self.server_id, epoch, after)
+            news = parcel.have(self.role, self.server_id, epoch, after)
             if news is not None or left <= 0:
                 return news
-            await incoming.wait_news(epoch, after, left)
-            if incoming.closed and not self._knows(total):
+            await parcel.wait_news(epoch, after, left)
+            if parcel.closed and not self._knows(total):
                 return None  # the transfer broke off
 
     async def open_shard(self, digest: Digest, wait_s: float) -> OpenShard | None:
         here = await super().open_shard(digest, wait_s)
         if here is not None:
             return here
-        naming = [each for each in self._incoming.values() if each.names(digest)]
+        naming = [each for each in self._parcels() if each.names(digest)]
         if not naming:
             return None
-        # Several versions may hold the shard: the one that has it, or else the newest, which is filled first.
-        incoming = max(naming, key=lambda each: (each.has(digest), each.version))
-        location = await incoming.wait_shard(digest, wait_s)
+        # Several may hold the shard: the one that has it, or else that of the newest version, which is filled first.
+        parcel = max(naming, key=lambda each: (each.has(digest), each.partial.manifest.policy_version))
+        location = await parcel.wait_shard(digest, wait_s)
         try:
             return OpenShard.at(location)
         except FileNotFoundError:  # the version became whole and is moving: a moment later the store has it
-            if incoming.task is not None:
+            incoming = self._incoming.get(location.version)
+            if incoming is not None and incoming.task is not None:
                 await asyncio.wait([incoming.task], timeout=max(wait_s, 1.0))
             return await super().open_shard(digest, wait_s)
 
@@ -199,7 +219,8 @@ class RelayCatalog(Catalog):
     async def stop(self) -> None:
         """End all transfers; what was verified stays on disk."""
         self.close()
-        tasks = [each.task for each in self._incoming.values() if each.task]
+        tasks: list[asyncio.Task[Any]] = [each.task for each in self._incoming.values() if each.task]
+        tasks += self._getting_torrent.values()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -214,7 +235,10 @@ class RelayCatalog(Catalog):
             self._begun, self._newest = head.version, incoming.task
 
     def _knows(self, total: Digest) -> bool:
-        return self._closed or self.store.holds(total) or any(each.total == total for each in self._incoming.values())
+        return self._closed or self.store.holds(total) or any(each.total == total for each in self._parcels())
+
+    def _parcels(self) -> Iterator[Parcel]:
+        return (parcel for incoming in self._incoming.values() for parcel in incoming.parcels)
 
     def _may_pull(self, version: int, asker: Asker) -> bool:
         """Whether upstream may be asked for a version on somebody's behalf.
@@ -256,11 +280,26 @@ class RelayCatalog(Catalog):
                 await locked.enter_async_context(self.store.lock(version, manifest_digest(envelope.payload)))
                 await self._make_room(manifest)
                 partial = await self._open_partial(manifest, envelope)
-                self._incoming[version] = incoming = Incoming(self.store, partial, self._client, locked.pop_all())
+                incoming = Incoming(partial, self._client, locked.pop_all(), self.changed.beat)
+                self._incoming[version] = incoming
+            if self._help_peers:
+                # Asked for now, so that clients are answered from what is here, and relays never send each other looking.
+                self._getting_torrent[version] = asyncio.create_task(self._get_torrent(manifest))
             incoming.task = asyncio.create_task(self._receive(incoming))
             incoming.task.add_done_callback(_note_outcome)
             self.changed.beat()
             return incoming
+
+    async def _get_torrent(self, manifest: Manifest) -> None:
+        try:
+            torrent = await self._client.torrent(manifest)
+            if torrent is not None:
+                digest = manifest_digest(manifest.to_json_bytes())
+                await asyncio.to_thread(self.store.torrents.put, manifest.policy_version, digest, torrent)
+        except (SourceFault, DiskFullError) as error:
+            log.warning("no torrent of version %d: %s", manifest.policy_version, error, extra={"action": "torrent"})
+        finally:
+            del self._getting_torrent[manifest.policy_version]
 
     async def _open_partial(self, manifest: Manifest, envelope: SignedEnvelope) -> PartialVersion:
         """A full disk costs the older versions, not the newest."""
@@ -306,11 +345,11 @@ class RelayCatalog(Catalog):
         if self._max_disk_bytes is None:
             return
         sizes = self.store.sizes
-        sizes.update({version: each.partial.manifest.total_bytes for version, each in self._incoming.items()})
+        sizes.update({version: each.partial.manifest.kept_bytes for version, each in self._incoming.items()})
         head = [] if self.store.head is None else [self.store.head.version]
         gone = make_room(
             sizes,
-            manifest.total_bytes,
+            manifest.kept_bytes,
             self._max_disk_bytes,
             never={*head, *self.store.being_read, *self._incoming},
             last=self._needed,

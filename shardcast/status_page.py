@@ -107,6 +107,7 @@ def _facts(health: Mapping[str, Any]) -> str:
             ("versions here", "versions"),
             ("next free number", "next_version"),
             ("key rotations", "key_rotations"),
+            ("deltas of no use, as clients tell", "delta_fallbacks"),
         )
     )
     return f'<h2>Versions</h2><div class="scroll"><table>{rows}</table></div>'

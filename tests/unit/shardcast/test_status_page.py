@@ -24,6 +24,7 @@ RELAY: dict[str, Any] = {
     "mbytes_per_s_out": 24.6,
     "bytes_sent": 3 * 2**30,
     "receiving": [{"version": 7, "have": 1, "of": 9}],
+    "delta_fallbacks": ["2 × blob_absent"],
     "sources": [SOURCE],
 }
 
@@ -31,7 +32,17 @@ RELAY: dict[str, Any] = {
 def test_the_page_says_what_is_here_and_escapes_what_sources_say() -> None:
     page = render_page(RELAY)
     assert "<script" not in page and "&lt;script&gt;" in page
-    for said in ("5, 6", "1 of 9 shards", "none yet", "24.6", "3.0", "sibling", "all is well", ">12<"):
+    for said in (
+        "5, 6",
+        "1 of 9 shards",
+        "none yet",
+        "24.6",
+        "3.0",
+        "sibling",
+        "all is well",
+        ">12<",
+        "2 × blob_absent",
+    ):
         assert said in page, said
 
 
