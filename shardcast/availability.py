@@ -20,6 +20,7 @@ class Holding:
     next: int = 0
     complete: bool = False
     assumed: bool = False
+    there: bool = False  # it answers
     role: str = ""
     server_id: str = ""
     news_at: float = 0.0  # when it last had more than before
@@ -52,7 +53,7 @@ class Availability:
     def update(self, url: str, have: Have, now: float) -> None:
         """Take in an answer. One that doesn't continue what is known begins anew."""
         holding = self.of(url)
-        holding.role, holding.server_id = have.role, have.server_id
+        holding.there, holding.role, holding.server_id = True, have.role, have.server_id
         if have.complete or have.added:
             holding.news_at = now
         if have.complete:

@@ -79,6 +79,7 @@ class Download:
         self._cut: dict[int, Transfer] = {}
         self._flights: dict[int, Flight] = {}
         self._asked: Counter[str] = Counter()  # requests in flight at each source
+        self._failed: set[str] = set()  # sources whose last shard didn't come
         self._brought: Counter[str] = Counter()  # shards that came from each source
         self._pulse = Pulse()
         self._last_byte = self._begun = clock()
@@ -127,8 +128,14 @@ class Download:
             limits=self._limits,
             pulse=self._pulse,
             own_id=self._own_id,
+            on_answer=lambda: self._forgive(source),
             clock=self._clock,
         )
+
+    def _forgive(self, source: Source) -> None:
+        """A source that answers is there, whatever happened before; unless shards fail to come from it."""
+        if source.url not in self._failed:
+            self._pool.answered(source)
 
     async def _work(self) -> None:
         while len(self._partial.have) < len(self._shards):
@@ -157,7 +164,9 @@ class Download:
             # And one at a time from siblings while both sides have clients to serve: more would share what is little.
             polite = busy and self._pool.sources[url].peer
             most = 1 if polite else min(self._limits.parallel_per_source, 1 + self._brought[url])
-            views[url] = View(stats, have, holding.claims(now), url in spared, self._asked[url], most)
+            views[url] = View(
+                stats, have, holding.claims(now), url in spared, self._asked[url], most, url in self._failed
+            )
         return views
 
     def _is_blind(self, now: float) -> bool:
@@ -179,10 +188,12 @@ class Download:
         if not any(view.spared for view in views.values()):
             return Wish(self._missing, self._demanded | bits.of(self._cut))
         lag = self._siblings_lag([views[url].have for url in siblings], now)
-        ids = {self._availability.of(url).server_id for url in siblings} - {""}
-        own = selection.slice_of(ids, self._own_id, len(self._shards))
+        ids = {self._availability.of(url).server_id for url in siblings if self._availability.of(url).there}
+        own = selection.slice_of(ids, self._own_id, len(self._shards)) if ids else 0
         fresh = max([self._begun, *(self._availability.of(url).news_at for url in siblings)])
-        only_own = self._busy() and now - fresh < self._limits.hint_patience_s  # else they don't see to their slices
+        only_own = (
+            bool(ids) and self._busy() and now - fresh < self._limits.hint_patience_s
+        )  # else they don't see to their slices
         return Wish(self._missing, bits.of(self._cut), own, only_own, spare=not lag and not self._is_blind(now))
 
     def _siblings_lag(self, haves: list[int], now: float) -> bool:
@@ -311,8 +322,11 @@ class Download:
         except SourceFault as fault:
             if isinstance(fault, (NotYet, Unknown)):
                 self._availability.retract(source.url, index, self._clock())
+            else:
+                self._failed.add(source.url)
             self._pool.failed(source, fault, progressed=writer.received > at_start)
             return False
+        self._failed.discard(source.url)
         self._brought[source.url] += 1
         seconds = self._clock() - begin
         self._pool.succeeded(source, writer.size - at_start, seconds)

@@ -74,6 +74,10 @@ class SourcePool:
         """A shard came, and was right."""
         self._stats[source.url] = routing.succeeded(self._stats[source.url], received, seconds)
 
+    def answered(self, source: Source) -> None:
+        """The source answered a question: it need not be waited for any longer, unless it is banned."""
+        self._stats[source.url] = routing.answered(self._stats[source.url])
+
     def failed(self, source: Source, fault: Exception, *, progressed: bool = False) -> None:
         """Take note of a fault: not yet, may pass, or proof. `progressed`: bytes came before it."""
         stats = self._stats[source.url]

@@ -73,6 +73,11 @@ def backoff(failures_in_row: int, jitter: float) -> float:
     return full * (0.5 + jitter / 2)
 
 
+def answered(stats: SourceStats) -> SourceStats:
+    """The source is there again: what failed before it came back is forgiven."""
+    return replace(stats, failures_in_row=0, retry_at=0.0)
+
+
 def not_yet(stats: SourceStats, fault: str, now: float) -> SourceStats:
     """The source doesn't have the shard yet: no failure, only not now."""
     return replace(stats, retry_at=now + NOT_YET_S, last_fault=fault)

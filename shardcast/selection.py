@@ -31,7 +31,7 @@ class View:
     """One source at the moment of a choice: shards it has, and shards on their way to it, as bits.
 
     `asked`: requests of this download in flight there, of which there may be `most` at once (the source's own count also
-    has those of other versions, which must not keep a newer one waiting).
+    has those of other versions, which must not keep a newer one waiting). `failed`: so did its last request.
     """
 
     stats: SourceStats
@@ -40,6 +40,7 @@ class View:
     spared: bool = False
     asked: int = 0
     most: int = 4
+    failed: bool = False
 
     @property
     def full(self) -> bool:
@@ -49,7 +50,7 @@ class View:
     @property
     def alive(self) -> bool:
         """Its word counts: it was never banned, and its last request didn't fail."""
-        return self.stats.failures_in_row == 0 and self.stats.bans == 0
+        return not self.failed and self.stats.bans == 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,13 @@ async def watch(
     limits: ClientLimits,
     pulse: Pulse,
     own_id: str,
+    on_answer: Callable[[], None],
     clock: Callable[[], float],
 ) -> None:
-    """Return when nothing more can be learned: the source has all, can't say, misbehaves, or is this relay itself."""
+    """Return when nothing more can be learned: the source has all, can't say, misbehaves, or is this relay itself.
+
+    `on_answer` is called for each answer: the source is there.
+    """
     begin = clock()
     pause = _PAUSE_FIRST_S
     while True:
@@ -55,6 +59,7 @@ async def watch(
             pause = min(2 * pause, _PAUSE_MAX_S)
             continue
         pause = _PAUSE_FIRST_S
+        on_answer()
         if have is not None and own_id and have.server_id == own_id:
             pool.exclude(source)
             return

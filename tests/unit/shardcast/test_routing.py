@@ -112,3 +112,8 @@ def test_not_yet_is_no_failure() -> None:
 def test_in_flight_never_falls_below_zero() -> None:
     assert routing.ended(SourceStats()).in_flight == 0
     assert routing.started(SourceStats()).in_flight == 1
+
+
+def test_a_source_that_answers_again_is_forgiven_but_not_a_ban() -> None:
+    back = routing.answered(SourceStats(success=0.2, failures_in_row=6, retry_at=90.0, banned_until=95.0))
+    assert (back.failures_in_row, back.retry_at, back.success, back.banned_until) == (0, 0.0, 0.2, 95.0)

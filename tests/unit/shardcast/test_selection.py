@@ -63,11 +63,10 @@ def test_a_spared_source_is_not_asked_for_what_a_sibling_has_or_is_getting() -> 
     assert pick(views, wish(2, spare=False)) == Pick("origin", 2)
 
 
-def test_a_sibling_whose_requests_fail_binds_nobody() -> None:
-    broken = SourceStats(failures_in_row=1, retry_at=200.0)
-    liar = SourceStats(bans=1, banned_until=50.0)
-    for stats in (broken, liar):
-        views = {"origin": view(1, spared=True), "sibling": view(1, stats=stats)}
+def test_a_sibling_whose_requests_fail_or_that_lied_binds_nobody() -> None:
+    liar = view(1, stats=SourceStats(bans=1, banned_until=50.0))
+    for sibling in (replace(view(1), failed=True), liar):
+        views = {"origin": view(1, spared=True), "sibling": sibling}
         assert Pick("origin", 1) in {pick(views, wish(1), seed) for seed in range(20)}
 
 
