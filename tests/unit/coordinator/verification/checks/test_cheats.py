@@ -123,9 +123,11 @@ def test_a_verdict_says_what_was_admitted_and_what_the_pooled_tests_take(
         assert verdict.admitted.keys() <= verdict.metrics.keys()
         assert {"proof_mantissa_mean", "logprob_gap_max", "seed_margin_mean"} <= verdict.admitted.keys()
         assert all(verdict.metrics[name] <= bound for name, bound in verdict.admitted.items() if name != EOS_LOGPROB)
-        assert verdict.observations.keys() == set(NUMERIC)
+        long = len(verdict.old_logprobs) >= 8
+        assert verdict.observations.keys() == (set(NUMERIC) if long else set()), "so short ones were not measured"
         assert verdict.metrics[NEAR_TIES] >= verdict.metrics[NEAR_TIES_LOST] >= 0
-    mean = np.mean([verdict.observations[PROOF_MANTISSA] for verdict in judge(honest, models)])
+    observed = [verdict.observations for verdict in judge(honest, models)]
+    mean = np.mean([found[PROOF_MANTISSA] for found in observed if found])
     lying = [alter(c, logprobs=tuple(p - 0.5 for p in c.rollout.logprobs)) for c in honest]
     assert 0 < mean < 4, "the bounds are another model's, but not by far"
     rejected = judge(lying[-1:], models)[0]
