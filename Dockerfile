@@ -17,7 +17,7 @@ COPY environments environments
 VOLUME /data
 
 FROM base AS relay
-RUN pip install '.[relay]'
+RUN pip install .
 USER rollswarm
 EXPOSE 8601
 ENTRYPOINT ["shardcast"]

@@ -307,9 +307,16 @@ class RunState:
 
 
 class TrainerClient:
-    """The trainer's connection to the private listener."""
+    """The trainer's connection to the private listener. `key_rotations`: statements that lead to the trainer's key."""
 
-    def __init__(self, endpoint: str, token: str, on_outage: Callable[[str], None] = log.warning) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        token: str,
+        on_outage: Callable[[str], None] = log.warning,
+        key_rotations: Sequence[SignedEnvelope] = (),
+    ) -> None:
+        self._key_rotations = key_rotations
         self._link = _Channel((endpoint,), on_outage)
         self._stub = trainer_pb2_grpc.TrainerServiceStub(self._link.channel)
         self._metadata = (("authorization", f"Bearer {token}"),)
@@ -328,7 +335,9 @@ class TrainerClient:
 
     async def announce(self, envelope: SignedEnvelope) -> int:
         """Make a version known; the head afterwards."""
-        request = trainer_pb2.AnnounceVersionRequest(manifest=envelope_to_wire(envelope))
+        request = trainer_pb2.AnnounceVersionRequest(
+            manifest=envelope_to_wire(envelope), key_rotations=map(envelope_to_wire, self._key_rotations)
+        )
         return int((await self._call(self._stub.AnnounceVersion, request)).head_version)
 
     async def pull(

@@ -20,9 +20,10 @@ from coordinator.store.database import Database
 from coordinator.store.groups import unpack_tokens
 from protocol.errors import UserError
 from protocol.lease import LeaseState, finish
-from protocol.manifest import manifest_digest, open_manifest
+from protocol.manifest import manifest_digest
 from protocol.policy import PolicyVersion, staleness
 from protocol.rollout import RolloutGroup, VerifiedRollout
+from protocol.rotation import KeyRing
 from protocol.signing import SignedEnvelope
 from protocol.wire import floats_from_bytes, rollout_from_payload
 
@@ -36,7 +37,7 @@ class Feeding:
     def __init__(self, db: Database, *, run_id: str, trainer_key: str, scheduling: Scheduling) -> None:
         self._db = db
         self._run_id = run_id
-        self._trainer_key = trainer_key
+        self._keys = KeyRing.of([trainer_key])
         self._scheduling = scheduling
 
     async def state(self) -> tuple[PolicyVersion | None, int]:
@@ -46,9 +47,13 @@ class Feeding:
             acknowledged = (await connection.execute(last)).scalar()
             return await versions.head(connection), 0 if acknowledged is None else acknowledged + 1
 
-    async def announce(self, envelope: SignedEnvelope) -> int:
-        """Record a signed version and return the head. Raises UserError or BadSignature if it can't be."""
-        manifest = open_manifest(envelope, (self._trainer_key,))
+    async def announce(self, envelope: SignedEnvelope, rotations: Sequence[SignedEnvelope] = ()) -> int:
+        """Record a signed version and return the head. Raises UserError or BadSignature if it can't be.
+
+        `rotations`: statements that lead from the key that the run pins to the one that signed.
+        """
+        self._keys, _ = self._keys.follow(rotations)
+        manifest = self._keys.open_manifest(envelope)
         if manifest.run_id != self._run_id:
             raise UserError(f"the manifest is of run {manifest.run_id!r}, this is {self._run_id!r}")
         async with self._db.write() as connection:

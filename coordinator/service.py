@@ -230,7 +230,8 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
     async def AnnounceVersion(  # noqa: N802
         self, request: trainer_pb2.AnnounceVersionRequest, context: grpc.aio.ServicerContext
     ) -> trainer_pb2.AnnounceVersionResponse:
-        head = await self._feeding.announce(envelope_from_wire(request.manifest))
+        rotations = [envelope_from_wire(each) for each in request.key_rotations]
+        head = await self._feeding.announce(envelope_from_wire(request.manifest), rotations)
         return trainer_pb2.AnnounceVersionResponse(head_version=head)
 
     async def PullGroups(  # noqa: N802

@@ -17,19 +17,17 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from protocol.errors import SourceFault
+from protocol.delta import DeltaSection, delta_from_json, delta_to_json
+from protocol.digest import Digest, InvalidManifest, tree_digest
 from protocol.signing import MANIFEST, Identity, SignedEnvelope, open_envelope
 
 FORMAT = 1
-CODEC_FULL = "full"
-CODECS = frozenset({CODEC_FULL})
 
 MAX_FILES = 4096
 MAX_SHARDS = 262_144
@@ -41,49 +39,8 @@ MAX_COMPONENT_BYTES = 255
 MAX_PAYLOAD_BYTES = 32 * 2**20
 MAX_ENVELOPE_BYTES = MAX_PAYLOAD_BYTES // 3 * 4 + 1024
 
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _INFO_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-
-
-class InvalidManifest(SourceFault):
-    """A manifest, digest or envelope that breaks the rules of this module."""
-
-
-class Digest(str):
-    """`sha256:<64 lower-case hex digits>`; a value of this type is well formed."""
-
-    __slots__ = ()
-
-    def __new__(cls, text: str) -> Digest:
-        if not isinstance(text, str) or not _DIGEST.fullmatch(text):
-            raise InvalidManifest(f"a digest reads sha256:<64 hex digits>, not {text!r:.90}")
-        return super().__new__(cls, text)
-
-    @classmethod
-    def of(cls, data: bytes) -> Digest:
-        """The digest of `data`."""
-        return cls("sha256:" + hashlib.sha256(data).hexdigest())
-
-    @classmethod
-    def from_raw(cls, raw: bytes) -> Digest:
-        """The digest whose 32 bytes are `raw`."""
-        return cls("sha256:" + raw.hex())
-
-    @property
-    def hex(self) -> str:
-        """The 64 hex digits."""
-        return self[7:]
-
-    @property
-    def raw(self) -> bytes:
-        """The 32 bytes."""
-        return bytes.fromhex(self[7:])
-
-    @property
-    def short(self) -> str:
-        """The first 16 hex digits: for folder names and log lines."""
-        return self[7:23]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +71,7 @@ class Manifest:
     files: tuple[ManifestFile, ...]
     shards: tuple[Shard, ...]
     total_digest: Digest
-    codec: str = CODEC_FULL
-    base_version: int | None = None
-    base_digest: Digest | None = None
+    delta: DeltaSection | None = None
     torrent_info_hash: str | None = None
 
     def __post_init__(self) -> None:
@@ -130,15 +85,18 @@ class Manifest:
         """The size of all files together."""
         return sum(file.size for file in self.files)
 
+    @property
+    def kept_bytes(self) -> int:
+        """The size of all files and of the delta: what a server keeps of the version."""
+        return self.total_bytes + (0 if self.delta is None else self.delta.size)
+
     def to_json_bytes(self) -> bytes:
         """The canonical payload: sorted keys, no spaces, ASCII. These bytes are signed."""
         body = {
             "format": FORMAT,
             "run_id": self.run_id,
             "policy_version": self.policy_version,
-            "codec": self.codec,
-            "base_version": self.base_version,
-            "base_digest": self.base_digest,
+            "delta": None if self.delta is None else delta_to_json(self.delta),
             "files": [{"path": f.path, "size": f.size, "digest": f.digest} for f in self.files],
             "shards": [[s.file, s.offset, s.size, s.digest] for s in self.shards],
             "total_digest": self.total_digest,
@@ -164,14 +122,6 @@ class Manifest:
         if manifest.to_json_bytes() != payload:
             raise InvalidManifest("the manifest's JSON is not in canonical form")
         return manifest
-
-
-def tree_digest(shard_digests: Iterable[Digest]) -> Digest:
-    """The digest of a file or a version: SHA-256 over its shards' raw digests in order."""
-    joined = hashlib.sha256()
-    for digest in shard_digests:
-        joined.update(digest.raw)
-    return Digest.from_raw(joined.digest())
 
 
 def manifest_digest(payload: bytes) -> Digest:
@@ -230,10 +180,8 @@ def _check_header(manifest: Manifest) -> None:
     if not _RUN_ID.fullmatch(manifest.run_id):
         raise InvalidManifest(f"a run id has 1 to 128 of A-Z a-z 0-9 . _ -, not {manifest.run_id!r:.90}")
     _check_range(manifest.policy_version, 0, MAX_VERSION, "policy_version")
-    if manifest.codec not in CODECS:
-        raise InvalidManifest(f"codec {manifest.codec!r:.40} is unknown to this program: update it")
-    if manifest.base_version is not None or manifest.base_digest is not None:
-        raise InvalidManifest("a full version has no base")
+    if manifest.delta is not None and manifest.delta.base_version >= manifest.policy_version:
+        raise InvalidManifest(f"version {manifest.policy_version} has the later base {manifest.delta.base_version}")
     if manifest.torrent_info_hash is not None and not _INFO_HASH.fullmatch(manifest.torrent_info_hash):
         raise InvalidManifest("torrent_info_hash has 40 or 64 hex digits")
 
@@ -292,15 +240,12 @@ def _check_digests(manifest: Manifest) -> None:
 
 def _manifest_from(body: Mapping[str, Any]) -> Manifest:
     try:
-        base_version = body["base_version"]
-        base_digest = body["base_digest"]
+        delta = body["delta"]
         info_hash = body["torrent_info_hash"]
         return Manifest(
             run_id=_typed(body["run_id"], str, "run_id"),
             policy_version=_typed(body["policy_version"], int, "policy_version"),
-            codec=_typed(body["codec"], str, "codec"),
-            base_version=None if base_version is None else _typed(base_version, int, "base_version"),
-            base_digest=None if base_digest is None else Digest(base_digest),
+            delta=None if delta is None else delta_from_json(delta),
             files=_files_from(_typed(body["files"], list, "files")),
             shards=_shards_from(_typed(body["shards"], list, "shards")),
             total_digest=Digest(body["total_digest"]),

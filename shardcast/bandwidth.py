@@ -31,6 +31,7 @@ class Throttle:
     """A token bucket shared by the tasks of one process."""
 
     def __init__(self, bytes_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.bytes_per_s = bytes_per_s
         self._clock = clock
         self._bucket = TokenBucket(bytes_per_s, bytes_per_s / 4, clock())
 
@@ -38,6 +39,10 @@ class Throttle:
     def from_mbit(cls, mbit: float | None) -> Throttle | None:
         """Megabits per second (10^6), or None for no limit."""
         return cls(mbit * 1e6 / 8) if mbit else None
+
+    def charge(self, count: int) -> None:
+        """Bytes went another way and count as well: whoever takes next waits for them too."""
+        self._bucket.take(count, self._clock())
 
     async def take(self, count: int) -> None:
         """Return when `count` more bytes may go."""

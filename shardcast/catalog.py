@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 from dataclasses import dataclass
 
-from protocol.manifest import Digest, envelope_to_json
+from protocol.manifest import Digest, Manifest, envelope_to_json
 from shardcast.asker import CLIENT, Asker
 from shardcast.have import Have
 from shardcast.manners import Manners
 from shardcast.metrics import ShardcastMetrics
 from shardcast.pulse import Pulse
+from shardcast.reports import Reports
 from shardcast.sources import Head, NotYet
 from shardcast.storage import ShardLocation, StoredVersion, VersionStore
 
@@ -50,6 +52,7 @@ class Catalog:
         self._head: Head | None = None
         self.changed = Pulse()  # beats when the head, or what is here or on its way, changes
         self._closed = False
+        self.reports = Reports(metrics, lambda: None if self._head is None else self._head.version)
         self._rotations = len(store.keys.ring.statements)
         if store.head is not None:
             self.announce(store.head)
@@ -58,6 +61,11 @@ class Catalog:
     def head(self) -> Head | None:
         """The newest version that clients are told of."""
         return self._head
+
+    @property
+    def closed(self) -> bool:
+        """Whether everyone who waits is to be answered now."""
+        return self._closed
 
     def announce(self, stored: StoredVersion) -> None:
         """Make a complete version the head, if it is newer."""
@@ -81,6 +89,16 @@ class Catalog:
         stored = self.store.get(version)
         return None if stored is None else envelope_to_json(stored.envelope)
 
+    def manifest(self, version: int) -> Manifest | None:
+        """The manifest of a version that is here, perhaps not whole yet."""
+        stored = self.store.get(version)
+        return None if stored is None else stored.manifest
+
+    async def torrent(self, version: int) -> bytes | None:
+        """The torrent of a version that is here, if it has one. Raises NotYet while it is on its way."""
+        stored = self.store.get(version)
+        return None if stored is None else await asyncio.to_thread(self.store.torrents.get, version, stored.digest)
+
     async def open_shard(self, digest: Digest, wait_s: float) -> OpenShard | None:
         """The shard, or None if no manifest here names it. Raises NotYet if it doesn't come within `wait_s`."""
         location = self.store.locate(digest)
@@ -102,6 +120,13 @@ class Catalog:
             "complete": None if complete is None else complete.version,
             "versions": self.store.versions,
             "next_version": 0 if self.store.names.latest is None else self.store.names.latest + 1,
+            "delta_fallbacks": [f"{count} × {reason}" for reason, count in sorted(self.reports.counts.items())],
+            "key_rotations": len(self.store.keys.ring.statements),
+            "behind_s": round(self.metrics.behind_s, 1),
+            "mbytes_per_s_out": round(self.metrics.rate_out / 1e6, 2),
+            "mbytes_per_s_in": round(self.metrics.rate_in / 1e6, 2),
+            "bytes_sent": self.metrics.bytes_sent,
+            "receiving": [],
             "sources": [],
         }
 

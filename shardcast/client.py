@@ -11,7 +11,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -22,14 +22,24 @@ from protocol.manifest import Digest, InvalidManifest, Manifest, SignedEnvelope,
 from shardcast.asker import CLIENT, Asker, Kind
 from shardcast.bandwidth import Throttle
 from shardcast.config import ClientLimits, parse_keys, parse_source, parse_sources
+from shardcast.delta.errors import FallbackReason
 from shardcast.download import Download, OnShard
 from shardcast.manners import Manners
 from shardcast.metrics import ShardcastMetrics
+from shardcast.obtain import Obtaining
 from shardcast.partial import PartialVersion
+from shardcast.peering import Peering, find_torrent
 from shardcast.pool import SourcePool
+from shardcast.reports import send_report
 from shardcast.routing import SourceStats
 from shardcast.sources import Head, Misbehaved, Source, Unavailable, Unknown, new_session
 from shardcast.storage import StoredVersion, VersionStore
+from shardcast.swarm import Swarm
+from shardcast.swarm_download import SwarmLimits
+from shardcast.torrent import Layout
+from shardcast.travel import OnProgress, Progress, Way
+
+__all__ = ["OnProgress", "Progress", "ShardcastClient", "Way"]
 
 log = logging.getLogger("shardcast")
 
@@ -37,18 +47,8 @@ _RETRY_PAUSE_S = 0.5
 _HEAD_GRACE_S = 0.5
 _KEYS_EVERY_S = 30.0
 _MANIFESTS_KEPT = 8
+_MAX_TELLING = 4
 _MAX_PEERS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a fetch is, in bytes; `done` counts received bytes, and only verified ones after a restart."""
-
-    done: int
-    total: int
-
-
-OnProgress = Callable[[Progress], None]
 
 
 class ShardcastClient:
@@ -56,6 +56,7 @@ class ShardcastClient:
 
     `sources`: base URLs of relays and origins, preferred first. `pinned_keys`: the trainer's key ids.
     `peers`, `own_id`: a relay's siblings, and the id it answers with itself; it takes from them what they have.
+    `swarm`: if given, versions are swapped with other clients that do the same; it is closed with the client.
     `run_id`: if given, versions of another run are refused even when signed by a pinned key.
     Complete versions lie in `cache_dir/versions/<version>-<digest prefix>/`. Use as `async with`, or call `close`.
     """
@@ -75,6 +76,7 @@ class ShardcastClient:
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
         store: VersionStore | None = None,
+        swarm: Swarm | None = None,
     ) -> None:
         self._urls = parse_sources(sources)
         self._peers = [url for url in dict.fromkeys(map(parse_source, peers)) if url not in self._urls]
@@ -87,11 +89,13 @@ class ShardcastClient:
         self._rng = rng or random.Random()
         self._clock = clock
         self.store = store or VersionStore(Path(cache_dir), parse_keys(pinned_keys), durable=False)
+        self._peering = Peering(swarm, self.store, SwarmLimits()) if swarm else None
         self._manifests: dict[Digest, tuple[Manifest, SignedEnvelope]] = {}
         self._keys_asked: dict[str, float] = {}  # when each source was last asked for rotations of the key
         self._announced = -1  # the newest version that was proven to exist
         self._session: aiohttp.ClientSession | None = None
         self._pool: SourcePool | None = None
+        self._telling: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> ShardcastClient:
         return self
@@ -103,9 +107,17 @@ class ShardcastClient:
 
     async def close(self) -> None:
         """Close all connections."""
+        await asyncio.gather(*self._telling, return_exceptions=True)
+        if self._peering is not None:
+            await self._peering.close()
         if self._session is not None:
             await self._session.close()
             self._session = self._pool = None
+
+    @property
+    def peers(self) -> list[str]:
+        """The siblings' URLs."""
+        return list(self._peers)
 
     @property
     def source_stats(self) -> dict[str, SourceStats]:
@@ -217,14 +229,60 @@ class ShardcastClient:
         self.store.remove_stale_partials()
         return gone
 
+    async def manifest_if_there(self, version: int, digest: Digest) -> Manifest | None:
+        """The manifest with this digest, if it is here or a source has it at hand; None if not. Nobody waits for it."""
+        stored = self.store.get(version)
+        if stored is not None and stored.digest == digest:
+            return stored.manifest
+        if self.store.names.get(version) not in (None, digest):
+            return None
+        for source in self._opened().usable():
+            try:
+                return (await self._manifest_from(source, version, digest, at_hand=True))[0]
+            except Unknown:
+                continue
+            except SourceFault as fault:
+                self._opened().failed(source, fault)
+        return None
+
+    def note_way(self, way: Way) -> None:
+        """A version became complete."""
+        if self._metrics:
+            self._metrics.ways.labels(way.value).inc()
+
+    def note_fallback(self, version: int, reason: FallbackReason) -> None:
+        """A delta was of no use: count it, and tell a source, whose operator would not know otherwise."""
+        if self._metrics:
+            self._metrics.fallbacks.labels(reason.value).inc()
+        self.tell_fallback(version, reason)
+
+    def tell_fallback(self, version: int, reason: FallbackReason) -> None:
+        """Tell the best source, in the background; whether it listens changes nothing here."""
+        sources = self._opened().usable()
+        if sources and self._session is not None and len(self._telling) < _MAX_TELLING:
+            task = asyncio.create_task(send_report(self._session, sources[0].url, version, reason))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
+
     def download(
-        self, partial: PartialVersion, *, on_shard: OnShard | None = None, on_bytes: Callable[[int], None] | None = None
+        self,
+        partial: PartialVersion,
+        *,
+        on_shard: OnShard | None = None,
+        on_bytes: Callable[[int], None] | None = None,
+        is_delta: bool = False,
     ) -> Download:
-        """A run that fills `partial` from this client's sources; relays watch it shard by shard."""
+        """A run that fills `partial` from this client's sources; relays watch it shard by shard.
+
+        `is_delta`: it can be done without, so less patience.
+        """
+        limits = self._limits
+        if is_delta:
+            limits = replace(limits, deadline_s=min(limits.deadline_s, limits.delta_deadline_s))
         return Download(
             partial,
             self._opened(),
-            self._limits,
+            limits,
             store=self.store,
             on_shard=on_shard,
             on_bytes=on_bytes,
@@ -241,23 +299,33 @@ class ShardcastClient:
     ) -> StoredVersion:
         partial = await asyncio.to_thread(self.store.open_partial, envelope, manifest)
         try:
-            total = manifest.total_bytes
-            done = partial.done_bytes
-
-            def report(count: int) -> None:
-                nonlocal done
-                done = min(total, done + count)
-                if on_progress:
-                    on_progress(Progress(done, total))
-
-            report(0)
-            await self.download(partial, on_bytes=report).run()
-            stored = await asyncio.to_thread(self.store.finish, partial)
-            if on_progress:
-                on_progress(Progress(total, total))
+            stored = await Obtaining(self, partial, on_progress=on_progress).run()
+            if self._peering is not None:
+                self._peering.seed(stored, self._opened())
             return stored
         finally:
             partial.close()
+
+    async def fill_with_peers(self, partial: PartialVersion, on_bytes: Callable[[int], None]) -> bool:
+        """Fill what is missing by swapping with peers; False if this client doesn't, or what they give is not enough."""
+        return self._peering is not None and await self._peering.fill(
+            partial,
+            self._opened(),
+            on_shard=None,
+            on_bytes=on_bytes,
+            throttle=self._throttle,
+            metrics=self._metrics,
+        )
+
+    @property
+    def swapped(self) -> list[int]:
+        """The versions that are swapped with peers now, ascending."""
+        return [] if self._peering is None else self._peering.versions
+
+    async def torrent(self, manifest: Manifest) -> bytes | None:
+        """The torrent that a manifest names, from whichever source has it; None if there is none."""
+        layout = Layout.of(manifest)
+        return None if layout is None else await find_torrent(manifest, layout, self._opened())
 
     async def _ask_heads(self, after: int | None, wait_s: float) -> Head | None:
         pool = self._opened()
@@ -299,13 +367,13 @@ class ShardcastClient:
             raise
 
     async def _manifest_from(
-        self, source: Source, version: int, expected: Digest | None
+        self, source: Source, version: int, expected: Digest | None, *, at_hand: bool = False
     ) -> tuple[Manifest, SignedEnvelope]:
         """Ask one source and check everything. Raises Misbehaved, Unavailable."""
         if expected is not None and expected in self._manifests:
             return self._manifests[expected]
         await self._follow_keys(source)
-        envelope = await source.envelope(version)
+        envelope = await source.envelope(version, at_hand=at_hand)
         try:
             manifest = await self._open_manifest(source, envelope)
         except (BadSignature, InvalidManifest) as error:

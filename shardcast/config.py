@@ -26,6 +26,7 @@ class ClientLimits:
     min_bytes_per_s: float = 16_384.0  # an answer slower than this, after the grace, is cut off
     min_rate_grace_s: float = 10.0
     deadline_s: float = 120.0  # without one byte from any source, a fetch gives up
+    delta_deadline_s: float = 20.0  # the same for a delta, which the files can stand in for
     ban_s: float = 600.0  # a source that served a bad byte is left out this long, doubling each time
     max_envelope_bytes: int = MAX_ENVELOPE_BYTES
     max_total_bytes: int = MAX_TOTAL_BYTES

@@ -10,9 +10,10 @@ import aiohttp
 
 from protocol.errors import SourceFault, UserError
 from protocol.manifest import Digest, InvalidManifest, manifest_digest
-from shardcast.client import ShardcastClient
+from shardcast.client import Progress, ShardcastClient
 from shardcast.config import ClientLimits, parse_source
 from shardcast.progress import shown
+from shardcast.swarm import Swarm, SwarmConfig
 
 _STATUS_TIMEOUT_S = 10.0
 
@@ -23,13 +24,16 @@ async def run(
     out: Path,
     version: int | None,
     digest: str | None,
-    max_mbit: float | None,
-    deadline_s: float,
+    *,
+    max_mbit: float | None = None,
+    deadline_s: float = 120.0,
+    peer_port: int | None = None,
 ) -> None:
-    """Fetch a version into `out` and print its folder. Raises UserError, SourceFault."""
+    """Fetch a version into `out` and print its folder; `peer_port` None is without peers. Raises UserError, SourceFault."""
     expected = _digest(digest)
     limits = ClientLimits(deadline_s=deadline_s)
-    async with ShardcastClient(sources, trainer_keys, out, limits=limits, max_mbit=max_mbit) as client:
+    swarm = None if peer_port is None else Swarm(SwarmConfig(peer_port, max_mbit))
+    async with ShardcastClient(sources, trainer_keys, out, limits=limits, max_mbit=max_mbit, swarm=swarm) as client:
         if version is None:
             head = await client.head(wait_s=deadline_s)
             if head is None:
@@ -37,8 +41,16 @@ async def run(
             version = head.version
         manifest, envelope = await client.manifest(version, expected)
         with shown(f"version {version}", manifest.total_bytes) as on_progress:
-            path = await client.fetch(version, expected, on_progress)
-    print(f"version={version} digest={manifest_digest(envelope.payload)} bytes={manifest.total_bytes} path={path}")
+            way = "none"  # it was here already
+
+            def note(progress: Progress) -> None:
+                nonlocal way
+                way = progress.way.value
+                on_progress(progress)
+
+            path = await client.fetch(version, expected, note)
+    facts = f"version={version} digest={manifest_digest(envelope.payload)} bytes={manifest.total_bytes}"
+    print(f"{facts} way={way} path={path}")
 
 
 async def show_status(url: str) -> None:
@@ -58,10 +70,12 @@ async def show_status(url: str) -> None:
     if not isinstance(health, dict):
         raise SourceFault(f"{base} doesn't answer like an origin or a relay")
     for key, value in health.items():
-        if key != "sources":
-            print(f"{key:<12} {value}")
+        if key not in ("sources", "receiving"):
+            print(f"{key:<16} {value}")
+    for each in health.get("receiving", ()):
+        print(f"receiving        version {each.get('version')}: {each.get('have')} of {each.get('of')} shards")
     for source in health.get("sources", ()):
-        print(f"source       {source.get('url')}: {source.get('state')} {source.get('last_fault')}".rstrip())
+        print(f"source           {source.get('url')}: {source.get('state')} {source.get('last_fault')}".rstrip())
 
 
 def _digest(text: str | None) -> Digest | None:

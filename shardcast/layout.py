@@ -38,6 +38,26 @@ def incoming_folder(root: Path, version: int) -> Path:
     return root / "incoming" / str(version)
 
 
+def incoming_delta(root: Path, version: int) -> Path:
+    """Where the trainer puts the delta that makes a version, if it has one: beside its folder."""
+    return root / "incoming" / f"{version}.delta"
+
+
+def delta_folder_name(target: str, version: int) -> str:
+    """Where the delta of `version` is received that serves to make the version with the folder name `target`."""
+    return f"{target}.{version}.delta"
+
+
+def owner_of(name: str) -> str:
+    """The folder name of the version that something in `partial/` is received for."""
+    return name.partition(".")[0]
+
+
+def incoming_torrent(root: Path, version: int) -> Path:
+    """Where the trainer puts the torrent of a version for the origin that uses this root."""
+    return root / "incoming" / f"{version}.torrent"
+
+
 def version_name(version: int, digest: Digest) -> str:
     """The folder name of a version."""
     return f"{version}-{digest.short}"

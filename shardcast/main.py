@@ -23,6 +23,13 @@ Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to lis
 TrainerKey = Annotated[
     list[str], typer.Option("--trainer-key", help="Pinned key id of the trainer, ed25519:<hex>. May be repeated.")
 ]
+HelpPeers = Annotated[
+    bool,
+    typer.Option(
+        "--peers/--no-peers",
+        help="Help clients that opted in (fetch --peers, worker join --peers) to find and feed one another.",
+    ),
+]
 Keep = Annotated[int, typer.Option("--keep", min=1, help="How many of the newest versions are kept.")]
 
 
@@ -37,11 +44,12 @@ def origin(
         str | None,
         typer.Option("--coordinator", help="Its URL: versions that it still needs are kept, whatever --keep says."),
     ] = None,
+    peers: HelpPeers = True,
 ) -> None:
     """Serve the versions that the trainer announces. Runs beside the trainer, on the same disk."""
     from shardcast import serve
 
-    _run(lambda: serve.serve_origin(data_dir, trainer_key, host, port, keep, coordinator))
+    _run(lambda: serve.serve_origin(data_dir, trainer_key, host, port, keep, coordinator, peers))
 
 
 @app.command()
@@ -65,6 +73,7 @@ def relay(
     max_bandwidth_mbit: Annotated[
         float | None, typer.Option("--max-bandwidth-mbit", min=0.1, help="Most megabits per second sent to clients.")
     ] = None,
+    peers: HelpPeers = True,
     max_disk_gib: Annotated[
         float | None, typer.Option("--max-disk-gib", min=0.01, help="Most room for versions; older ones make way.")
     ] = None,
@@ -89,6 +98,7 @@ def relay(
         max_disk_gib=max_disk_gib,
         max_connections=max_connections,
         max_connections_per_address=max_connections_per_address,
+        help_peers=peers,
     )
     _run(lambda: serve.serve_relay(options))
 
@@ -101,8 +111,21 @@ def fetch(
     version: Annotated[int | None, typer.Option("--version", min=0, help="Which one; the newest if not given.")] = None,
     digest: Annotated[str | None, typer.Option("--digest", help="Refuse it unless its manifest has this one.")] = None,
     max_bandwidth_mbit: Annotated[
-        float | None, typer.Option("--max-bandwidth-mbit", min=0.1, help="Most megabits per second received.")
+        float | None, typer.Option("--max-bandwidth-mbit", min=0.1, help="Most megabits per second received, and sent.")
     ] = None,
+    peers: Annotated[
+        bool,
+        typer.Option(
+            "--peers/--no-peers",
+            help="Swap pieces with other clients that do the same, while fetching. They see your address, you theirs.",
+        ),
+    ] = False,
+    peer_port: Annotated[
+        int,
+        typer.Option(
+            "--peer-port", min=0, max=65535, help="Where peers reach you; 0: only call others. Busy: the next."
+        ),
+    ] = 8611,
     deadline: Annotated[
         float, typer.Option("--deadline", min=1, help="Give up when no byte came for so many seconds.")
     ] = 120.0,
@@ -110,7 +133,18 @@ def fetch(
     """Fetch a version, verify it, and print the folder that holds it."""
     from shardcast import fetch_command
 
-    _run(lambda: fetch_command.run(source, trainer_key, out, version, digest, max_bandwidth_mbit, deadline))
+    _run(
+        lambda: fetch_command.run(
+            source,
+            trainer_key,
+            out,
+            version,
+            digest,
+            max_mbit=max_bandwidth_mbit,
+            deadline_s=deadline,
+            peer_port=peer_port if peers else None,
+        )
+    )
 
 
 @app.command("rotate-key")

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from shardcast.bandwidth import RateMeter
+
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
 
@@ -15,6 +17,8 @@ class ShardcastMetrics:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._meter_in, self._meter_out = RateMeter(), RateMeter()
+        self.bytes_sent = 0  # since the start
         self.registry = CollectorRegistry()
         self.bytes_total = Counter(
             "rollswarm_shardcast_bytes",
@@ -25,6 +29,24 @@ class ShardcastMetrics:
         self.wasted_bytes = Counter(
             "rollswarm_shardcast_wasted_bytes",
             "Bytes received for nothing: the loser of a race for a straggling shard, and wrong bytes.",
+            registry=self.registry,
+        )
+        self.ways = Counter(
+            "rollswarm_shardcast_versions",
+            "Versions that became complete here, by how they came: full, delta, or mixed (a delta that failed in part).",
+            ["way"],
+            registry=self.registry,
+        )
+        self.fallbacks = Counter(
+            "rollswarm_shardcast_delta_fallbacks",
+            "Versions that were fetched in full because their delta was of no use here, by reason.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.reported_fallbacks = Counter(
+            "rollswarm_shardcast_reported_delta_fallbacks",
+            "The same as clients tell it of themselves; anyone may say so.",
+            ["reason"],
             registry=self.registry,
         )
         self.shard_seconds = Histogram(
@@ -55,13 +77,26 @@ class ShardcastMetrics:
         self._behind_since: float | None = None
         self.lag_seconds.set_function(lambda: self.behind_s)
 
-    def received(self, kind: str) -> Counter:
-        """The counter of bytes that came from a kind of source."""
-        return self.bytes_total.labels("in", kind if kind in ("origin", "relay") else "origin")
+    def count_received(self, kind: str, count: int) -> None:
+        """Bytes came from a kind of source."""
+        self.bytes_total.labels("in", kind if kind in ("origin", "relay") else "origin").inc(count)
+        self._meter_in.add(count, self._clock())
 
-    def sent(self, to_relay: bool) -> Counter:
-        """The counter of bytes that went to relays or to everyone else (a relay says so itself; it proves nothing)."""
-        return self.bytes_total.labels("out", "relay" if to_relay else "client")
+    def count_sent(self, to_relay: bool, count: int) -> None:
+        """Bytes went to relays or to everyone else (a relay says so itself; it proves nothing)."""
+        self.bytes_total.labels("out", "relay" if to_relay else "client").inc(count)
+        self._meter_out.add(count, self._clock())
+        self.bytes_sent += count
+
+    @property
+    def rate_in(self) -> float:
+        """Bytes per second that come now."""
+        return self._meter_in.rate(self._clock())
+
+    @property
+    def rate_out(self) -> float:
+        """Bytes per second that go now."""
+        return self._meter_out.rate(self._clock())
 
     def count_refused(self, reason: str) -> None:
         """A connection was closed at once."""

@@ -22,6 +22,7 @@ from shardcast.layout import incoming_folder
 from shardcast.metrics import ShardcastMetrics
 from shardcast.names import VersionConflict
 from shardcast.partial import DiskFullError
+from shardcast.peer_server import PeerService
 from shardcast.retention import needed
 from shardcast.server import ShardcastApp, error_response
 from shardcast.storage import StoredVersion, VersionStore
@@ -45,12 +46,16 @@ class Origin:
         limits: ServerLimits,
         keep_last: int,
         coordinator: Coordinator | None = None,
+        help_peers: bool = True,
     ) -> None:
         self._store = store
         self._keep_last = keep_last
         self._coordinator = coordinator
         self.catalog = Catalog(store, ShardcastMetrics())
-        self.app = ShardcastApp(self.catalog, limits).build()
+        serving = ShardcastApp(self.catalog, limits)
+        self.app = serving.build()
+        if help_peers:
+            PeerService(serving).add_to(self.app)
         self.app.router.add_post("/v1/versions", self._post_version)
         self.app.router.add_post("/v1/keys", self._post_keys)
         self._accepting = asyncio.Lock()

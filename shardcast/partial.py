@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from protocol.disk import sync
 from protocol.errors import UserError
 from protocol.manifest import Digest, Manifest, SignedEnvelope, tree_digest
 
@@ -73,7 +74,7 @@ class ShardWriter:
             other.write([chunk])
             at += len(chunk)
 
-    def write(self, chunks: Sequence[bytes]) -> None:
+    def write(self, chunks: Sequence[bytes | memoryview]) -> None:
         """Append the chunks. Raises DiskFullError. Blocking: call it from a thread."""
         with disk_errors(self._folder):
             for chunk in chunks:
@@ -92,7 +93,7 @@ class ShardWriter:
         """The digest of what was received so far."""
         return Digest.from_raw(self._hash.digest())
 
-    def _write_all(self, chunk: bytes) -> None:
+    def _write_all(self, chunk: bytes | memoryview) -> None:
         view = memoryview(chunk)
         at = self._offset + self.received
         while view:
@@ -216,21 +217,12 @@ def hash_range(path: Path, offset: int, size: int) -> Digest:
     return Digest.from_raw(digest.digest())
 
 
-def sync_file(path: Path) -> None:
-    """Make a file's bytes durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def sync_files(folder: Path, manifest: Manifest) -> None:
     """Make all files of a version durable, and their names."""
     for file in manifest.files:
-        sync_file(folder / file.path)
+        sync(folder / file.path)
     for inner in {(folder / file.path).parent for file in manifest.files}:
-        sync_folder(inner)
+        sync(inner)
 
 
 def boot_id() -> str | None:
@@ -239,11 +231,6 @@ def boot_id() -> str | None:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
         return None
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames and new names in a folder durable."""
-    sync_file(folder)
 
 
 def _reserve(path: Path, size: int) -> None:

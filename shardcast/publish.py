@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
@@ -27,36 +28,93 @@ from protocol.manifest import (
     sign_manifest,
     tree_digest,
 )
+from protocol.rotation import MAX_CHAIN_BYTES, InvalidRotation, chain_from_json
 from protocol.signing import Identity
 from shardcast.config import DEFAULT_SHARD_BYTES, MIB, parse_source
-from shardcast.layout import incoming_folder, list_files
+from shardcast.delta.encode import DeltaTooLargeError, delta_section, encode_delta
+from shardcast.delta.views import FolderView
+from shardcast.layout import incoming_delta, incoming_folder, incoming_torrent, list_files
 from shardcast.names import VersionConflict
 from shardcast.partial import disk_errors
+from shardcast.torrent import Layout, PieceHasher
 
 ANNOUNCE_TIMEOUT_S = 60.0
+WORTH_SENDING = 1 / 4  # a delta above this share of the files saves too little for what applying it costs
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A folder as a version: its manifest, and the torrent that the manifest's info-hash names (None if it has none)."""
+
+    manifest: Manifest
+    torrent: bytes | None
 
 
 def build_manifest(
     directory: Path, *, run_id: str, policy_version: int, shard_bytes: int = DEFAULT_SHARD_BYTES
 ) -> Manifest:
-    """The manifest of all files below `directory`, in one hashing pass. Blocking.
+    """The manifest of all files below `directory`; see `describe`."""
+    return describe(directory, run_id=run_id, policy_version=policy_version, shard_bytes=shard_bytes).manifest
+
+
+def describe(directory: Path, *, run_id: str, policy_version: int, shard_bytes: int = DEFAULT_SHARD_BYTES) -> Described:
+    """The manifest and the torrent of all files below `directory`, in one reading pass. Blocking.
 
     No clock and no randomness enter it: the same files give the same manifest, so publishing again is idempotent.
     Raises UserError if the folder can't be a version.
     """
+    listed = list(list_files(directory))
+    sizes = [size for _, size in listed]
+    offsets = (offset for size in sizes for offset in range(0, size, shard_bytes))
+    layout = Layout.for_files(policy_version, sizes, offsets)
+    pieces = None if layout is None else PieceHasher(layout)
     files: list[ManifestFile] = []
     shards: list[Shard] = []
     try:
-        for index, (path, size) in enumerate(list_files(directory)):
-            mine = list(_shards_of(directory / path, index, size, shard_bytes))
+        for index, (path, size) in enumerate(listed):
+            mine = list(_shards_of(directory / path, index, size, shard_bytes, pieces))
             files.append(ManifestFile(path, size, tree_digest(shard.digest for shard in mine)))
             shards.extend(mine)
-        total = tree_digest(shard.digest for shard in shards)
-        return Manifest(
-            run_id=run_id, policy_version=policy_version, files=tuple(files), shards=tuple(shards), total_digest=total
+        hashes = None if pieces is None else pieces.digest()
+        manifest = Manifest(
+            run_id=run_id,
+            policy_version=policy_version,
+            files=tuple(files),
+            shards=tuple(shards),
+            total_digest=tree_digest(shard.digest for shard in shards),
+            torrent_info_hash=None if layout is None or hashes is None else layout.info_hash(hashes),
         )
     except InvalidManifest as error:
         raise UserError(f"{directory} can't be published: {error}") from None
+    return Described(manifest, None if layout is None or hashes is None else layout.torrent(hashes))
+
+
+def make_delta(
+    base_folder: Path,
+    base: Manifest,
+    folder: Path,
+    manifest: Manifest,
+    blob: Path,
+    *,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    most: float = WORTH_SENDING,
+    threads: int = 1,
+) -> Manifest | None:
+    """Write the delta from a version to a later one; the later one's manifest with it, or None if it is not worth it.
+
+    `most`: the largest share of the full bytes that a delta may have. Deterministic, as `build_manifest` is. Blocking.
+    Raises DiskFullError, BaseUnreadable.
+    """
+    limit = int(most * manifest.total_bytes)
+    try:
+        with disk_errors(blob.parent), FolderView(base_folder, base.files) as before:
+            with FolderView(folder, manifest.files) as after:
+                encode_delta(before, after, manifest, blob, limit=limit, threads=threads)
+            digest = manifest_digest(base.to_json_bytes())
+            return replace(manifest, delta=delta_section(blob, base.policy_version, digest, shard_bytes))
+    except DeltaTooLargeError:
+        blob.unlink(missing_ok=True)
+        return None
 
 
 async def publish_version(
@@ -76,18 +134,34 @@ async def publish_version(
     must then never write into them again. Idempotent, also after a crash at any point. Raises UserError,
     VersionConflict (the number is taken), DiskFullError, OurFault (the origin can't be reached: try again).
     """
-    manifest = await asyncio.to_thread(
-        build_manifest, source_dir, run_id=run_id, policy_version=policy_version, shard_bytes=shard_bytes
+    described = await asyncio.to_thread(
+        describe, source_dir, run_id=run_id, policy_version=policy_version, shard_bytes=shard_bytes
     )
-    envelope = sign_manifest(manifest, identity)
-    await stage(source_dir, data_dir, policy_version, move=move)
+    envelope = sign_manifest(described.manifest, identity)
+    await stage(source_dir, data_dir, policy_version, move=move, torrent=described.torrent)
     await announce(origin_url, envelope)
     return manifest_digest(envelope.payload)
 
 
-async def stage(source_dir: Path, data_dir: Path, policy_version: int, *, move: bool = True) -> None:
-    """Put a version's files where the origin that uses `data_dir` looks for them, by one rename."""
-    await asyncio.to_thread(_stage, source_dir, incoming_folder(data_dir, policy_version), move)
+async def stage(
+    source_dir: Path,
+    data_dir: Path,
+    policy_version: int,
+    *,
+    move: bool = True,
+    torrent: bytes | None = None,
+    delta: Path | None = None,
+) -> None:
+    """Put a version's files, by one rename, where the origin that uses `data_dir` looks for them.
+
+    Before them its torrent, and its delta, which is linked or copied.
+    """
+    target = incoming_folder(data_dir, policy_version)
+    if torrent is not None:
+        await asyncio.to_thread(_stage_torrent, torrent, incoming_torrent(data_dir, policy_version))
+    if delta is not None:
+        await asyncio.to_thread(_stage_delta, delta, incoming_delta(data_dir, policy_version))
+    await asyncio.to_thread(_stage, source_dir, target, move)
 
 
 async def announce(origin_url: str, envelope: SignedEnvelope) -> bool:
@@ -129,6 +203,19 @@ async def next_version(origin_url: str) -> int:
         raise OurFault(f"can't ask {origin_url} for its versions: {reason}; start `shardcast origin`") from error
 
 
+async def key_rotations(origin_url: str) -> list[SignedEnvelope]:
+    """The statements that rotated the trainer's key, unchecked, as an origin keeps them. Raises OurFault."""
+    url = parse_source(origin_url) + "/v1/keys"
+    timeout = aiohttp.ClientTimeout(total=ANNOUNCE_TIMEOUT_S)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
+            response.raise_for_status()
+            return chain_from_json(await response.content.read(MAX_CHAIN_BYTES + 1))
+    except (aiohttp.ClientError, TimeoutError, OSError, InvalidRotation) as error:
+        reason = str(error) or type(error).__name__
+        raise OurFault(f"can't ask {origin_url} for rotations of the key: {reason}") from error
+
+
 async def _error(response: aiohttp.ClientResponse) -> str:
     try:
         return str((await response.json())["error"])
@@ -136,14 +223,16 @@ async def _error(response: aiohttp.ClientResponse) -> str:
         return response.reason or "no reason given"
 
 
-def _shards_of(path: Path, index: int, size: int, shard_bytes: int) -> Iterator[Shard]:
+def _shards_of(path: Path, index: int, size: int, shard_bytes: int, pieces: PieceHasher | None) -> Iterator[Shard]:
     with path.open("rb", buffering=0) as file:
         for offset in range(0, size, shard_bytes):
             length = min(shard_bytes, size - offset)
-            yield Shard(index, offset, length, _hash(file, length, path))
+            yield Shard(index, offset, length, _hash(file, length, path, pieces))
+    if pieces is not None:
+        pieces.end_file()
 
 
-def _hash(file: io.RawIOBase, length: int, path: Path) -> Digest:
+def _hash(file: io.RawIOBase, length: int, path: Path, pieces: PieceHasher | None) -> Digest:
     digest = hashlib.sha256()
     left = length
     while left:
@@ -151,8 +240,19 @@ def _hash(file: io.RawIOBase, length: int, path: Path) -> Digest:
         if not chunk:
             raise UserError(f"{path} became shorter while it was read: write it whole before publishing")
         digest.update(chunk)
+        if pieces is not None:
+            pieces.update(chunk)
         left -= len(chunk)
     return Digest.from_raw(digest.digest())
+
+
+def _stage_torrent(torrent: bytes, target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with disk_errors(target.parent):
+            target.write_bytes(torrent)
+    except OSError as error:
+        raise UserError(f"can't write to the origin's data directory: {error}") from None
 
 
 def _stage(source: Path, target: Path, move: bool) -> None:
@@ -172,13 +272,29 @@ def _stage(source: Path, target: Path, move: bool) -> None:
             shutil.rmtree(staging, ignore_errors=True)
 
 
+def _stage_delta(source: Path, target: Path) -> None:
+    """A link, or a copy across file systems; in place by one rename, for the origin takes what it finds."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with disk_errors(target.parent):
+        staging = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+        try:
+            _link(source, staging / "delta")
+            (staging / "delta").replace(target)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
 def _bring(source: Path, target: Path, move: bool) -> None:
     if move:
         shutil.move(source, target)  # a rename, or a copy across file systems
         return
     for path, _ in list(list_files(source)):
         (target / path).parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(source / path, target / path)
-        except OSError:
-            shutil.copyfile(source / path, target / path)
+        _link(source / path, target / path)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,9 +1,9 @@
 """A relay: follows the newest version and passes each shard on as soon as it is verified.
 
-Loops: `run` waits for a head above the one it has (long poll upstream), begins that version, tells its own clients at
-once, and waits until the version is whole; then it takes the newest again, so a slow relay skips versions instead
-of falling behind. Versions that a client asks for and that are not here (older ones, or version 0 with the
-tokenizer) are pulled through in the same way. Upstream lost: back off, keep serving, try again.
+Loops: `follow` waits for a head above the one it has or is receiving (long poll upstream), begins that version and
+tells its own clients at once. A newer version is begun while an older one still comes; beyond `_MAX_INCOMING` a slow
+relay skips versions instead of falling behind. Versions that a client asks for and that are not here are pulled
+through in the same way. Upstream lost: back off, keep serving, try again.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 from protocol.errors import SourceFault
 from protocol.manifest import Digest, Manifest, SignedEnvelope, manifest_digest
@@ -24,9 +25,10 @@ from shardcast.discovery import Coordinator
 from shardcast.have import Have
 from shardcast.incoming import Incoming
 from shardcast.metrics import ShardcastMetrics
+from shardcast.parcel import Parcel
 from shardcast.partial import DiskFullError, PartialVersion
 from shardcast.retention import make_room, needed
-from shardcast.sources import Head
+from shardcast.sources import Head, NotYet
 from shardcast.storage import StoredVersion, VersionStore
 
 log = logging.getLogger("shardcast")
@@ -55,12 +57,14 @@ class RelayCatalog(Catalog):
         max_disk_bytes: int | None = None,
         coordinator: Coordinator | None = None,
         server_id: str | None = None,
+        help_peers: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(store, metrics, server_id or client.own_id)
         self.manners = client.manners
         self._client = client
         self._keep_last = keep_last
+        self._help_peers = help_peers
         self._max_disk_bytes = max_disk_bytes
         self._coordinator = coordinator
         self._needed: set[int] = set()
@@ -70,16 +74,19 @@ class RelayCatalog(Catalog):
         self._pulling: Counter[int] = Counter()  # versions whose manifest upstream is being asked for
         self._asked: dict[int, float] = {}  # versions that were pulled through, and when they were last asked for
         self._starting = asyncio.Lock()
+        self._begun = -1  # the newest version that was begun, and the task that fills it
+        self._newest: asyncio.Task[StoredVersion] | None = None
+        self._getting_torrent: dict[int, asyncio.Task[None]] = {}
         self._trouble = ""  # why the newest version can't be had, and since when
         self._trouble_since: float | None = None
+        self.reports.on_report = lambda report: client.tell_fallback(report.version, report.reason)
 
     async def follow(self) -> None:
         """Stay at the newest version until cancelled."""
         pause = _PAUSE_FIRST_S
         while True:
-            complete = self.store.head
             try:
-                head = await self._client.head(None if complete is None else complete.version, _POLL_S)
+                head = await self._next_head()
                 self.reconsider()
                 if head is not None:
                     await self._take(head)
@@ -91,6 +98,28 @@ class RelayCatalog(Catalog):
                 log.warning("can't follow, next try in %.1f s: %s", pause, error, extra={"action": "follow"})
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _PAUSE_MAX_S)
+
+    async def _next_head(self) -> Head | None:
+        """A head above what is here or on its way; None after a while, or when what was on its way is whole.
+
+        Raises what the newest version on its way failed with: it is taken again then.
+        """
+        complete = self.store.head
+        after = None if complete is None else complete.version
+        newest, self._newest = self._newest, None
+        if newest is None or newest.done():
+            if newest is not None:
+                newest.result()
+            return await self._client.head(after, _POLL_S)
+        self._newest = newest
+        polling = asyncio.create_task(self._client.head(self._begun, _POLL_S))
+        try:
+            full = len(self._incoming) >= _MAX_INCOMING
+            await asyncio.wait({newest} if full else {newest, polling}, return_when=asyncio.FIRST_COMPLETED)
+            return polling.result() if polling.done() and not full else None
+        finally:
+            polling.cancel()
+            await asyncio.gather(polling, return_exceptions=True)
 
     async def manifest_json(self, version: int, asker: Asker = CLIENT) -> bytes | None:
         if version in self._asked:
@@ -105,35 +134,51 @@ class RelayCatalog(Catalog):
             return await super().manifest_json(version)
         return incoming.envelope_json
 
+    def manifest(self, version: int) -> Manifest | None:
+        incoming = self._incoming.get(version)
+        return super().manifest(version) if incoming is None else incoming.partial.manifest
+
+    async def torrent(self, version: int) -> bytes | None:
+        manifest = self.manifest(version)
+        if manifest is None:
+            return None
+        here = await asyncio.to_thread(self.store.torrents.get, version, manifest_digest(manifest.to_json_bytes()))
+        if here is None and version in self._getting_torrent:
+            raise NotYet("the torrent is on its way")
+        return here
+
     async def have(self, total: Digest, epoch: str, after: int, wait_s: float) -> Have | None:
         deadline = self._clock() + wait_s
         while True:
-            incoming = next((each for each in self._incoming.values() if each.total == total), None)
+            parcel = next((each for each in self._parcels() if each.total == total), None)
             left = deadline - self._clock()
-            if incoming is None or self.store.holds(total):
+            if parcel is None or self.store.holds(total):
                 known = await self.changed.wait_until(lambda: self._knows(total), max(0.0, left))
                 if self.store.holds(total) or not known or self._closed:
                     return await super().have(total, epoch, after, 0.0)
                 continue
-            news = incoming.have(self.role, self.server_id, epoch, after)
+            news = parcel.have(self.role, self.server_id, epoch, after)
             if news is not None or left <= 0:
                 return news
-            await incoming.wait_news(epoch, after, left)
-            if incoming.closed and not self._knows(total):
+            await parcel.wait_news(epoch, after, left)
+            if parcel.closed and not self._knows(total):
                 return None  # the transfer broke off
 
     async def open_shard(self, digest: Digest, wait_s: float) -> OpenShard | None:
         here = await super().open_shard(digest, wait_s)
         if here is not None:
             return here
-        incoming = next((each for each in self._incoming.values() if each.names(digest)), None)
-        if incoming is None:
+        naming = [each for each in self._parcels() if each.names(digest)]
+        if not naming:
             return None
-        location = await incoming.wait_shard(digest, wait_s)
+        # Several may hold the shard: the one that has it, or else that of the newest version, which is filled first.
+        parcel = max(naming, key=lambda each: (each.has(digest), each.partial.manifest.policy_version))
+        location = await parcel.wait_shard(digest, wait_s)
         try:
             return OpenShard.at(location)
         except FileNotFoundError:  # the version became whole and is moving: a moment later the store has it
-            if incoming.task is not None:
+            incoming = self._incoming.get(location.version)
+            if incoming is not None and incoming.task is not None:
                 await asyncio.wait([incoming.task], timeout=max(wait_s, 1.0))
             return await super().open_shard(digest, wait_s)
 
@@ -144,12 +189,13 @@ class RelayCatalog(Catalog):
             since = now - self._trouble_since
             facts["status"] = f"can't follow for {since:.0f} s, still serving what is here: {self._trouble}"
         facts["receiving"] = [
-            f"version {each.version}: {len(each.partial.have)} of {len(each.partial.manifest.shards)} shards"
+            {"version": each.version, "have": len(each.partial.have), "of": len(each.partial.manifest.shards)}
             for each in self._incoming.values()
         ]
         facts["sources"] = [
             {
                 "url": url,
+                "peer": url in self._client.peers,
                 "state": "dropped" if now < stats.banned_until else "ok" if stats.is_ready(now) else "backing off",
                 "mbytes_per_s": round((stats.throughput or 0.0) / 1e6, 1),
                 "last_fault": stats.last_fault,
@@ -173,22 +219,26 @@ class RelayCatalog(Catalog):
     async def stop(self) -> None:
         """End all transfers; what was verified stays on disk."""
         self.close()
-        tasks = [each.task for each in self._incoming.values() if each.task]
+        tasks: list[asyncio.Task[Any]] = [each.task for each in self._incoming.values() if each.task]
+        tasks += self._getting_torrent.values()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _take(self, head: Head) -> None:
-        """Begin a version, tell clients, and wait until it is whole."""
+        """Begin a version and tell clients. It is filled while the next head is waited for."""
         manifest, envelope = await self._client.manifest(head.version, head.manifest_digest)
         incoming = await self._begin(manifest, envelope)
         self.manners.expect_clients()
         self._raise_head(head)
-        if incoming is not None and incoming.task is not None:
-            await asyncio.shield(incoming.task)
+        if incoming is not None:
+            self._begun, self._newest = head.version, incoming.task
 
     def _knows(self, total: Digest) -> bool:
-        return self._closed or self.store.holds(total) or any(each.total == total for each in self._incoming.values())
+        return self._closed or self.store.holds(total) or any(each.total == total for each in self._parcels())
+
+    def _parcels(self) -> Iterator[Parcel]:
+        return (parcel for incoming in self._incoming.values() for parcel in incoming.parcels)
 
     def _may_pull(self, version: int, asker: Asker) -> bool:
         """Whether upstream may be asked for a version on somebody's behalf.
@@ -230,11 +280,26 @@ class RelayCatalog(Catalog):
                 await locked.enter_async_context(self.store.lock(version, manifest_digest(envelope.payload)))
                 await self._make_room(manifest)
                 partial = await self._open_partial(manifest, envelope)
-                self._incoming[version] = incoming = Incoming(self.store, partial, self._client, locked.pop_all())
+                incoming = Incoming(partial, self._client, locked.pop_all(), self.changed.beat)
+                self._incoming[version] = incoming
+            if self._help_peers:
+                # Asked for now, so that clients are answered from what is here, and relays never send each other looking.
+                self._getting_torrent[version] = asyncio.create_task(self._get_torrent(manifest))
             incoming.task = asyncio.create_task(self._receive(incoming))
             incoming.task.add_done_callback(_note_outcome)
             self.changed.beat()
             return incoming
+
+    async def _get_torrent(self, manifest: Manifest) -> None:
+        try:
+            torrent = await self._client.torrent(manifest)
+            if torrent is not None:
+                digest = manifest_digest(manifest.to_json_bytes())
+                await asyncio.to_thread(self.store.torrents.put, manifest.policy_version, digest, torrent)
+        except (SourceFault, DiskFullError) as error:
+            log.warning("no torrent of version %d: %s", manifest.policy_version, error, extra={"action": "torrent"})
+        finally:
+            del self._getting_torrent[manifest.policy_version]
 
     async def _open_partial(self, manifest: Manifest, envelope: SignedEnvelope) -> PartialVersion:
         """A full disk costs the older versions, not the newest."""
@@ -280,11 +345,11 @@ class RelayCatalog(Catalog):
         if self._max_disk_bytes is None:
             return
         sizes = self.store.sizes
-        sizes.update({version: each.partial.manifest.total_bytes for version, each in self._incoming.items()})
+        sizes.update({version: each.partial.manifest.kept_bytes for version, each in self._incoming.items()})
         head = [] if self.store.head is None else [self.store.head.version]
         gone = make_room(
             sizes,
-            manifest.total_bytes,
+            manifest.kept_bytes,
             self._max_disk_bytes,
             never={*head, *self.store.being_read, *self._incoming},
             last=self._needed,

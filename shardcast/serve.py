@@ -21,6 +21,7 @@ from shardcast.discovery import Coordinator
 from shardcast.listen import listening
 from shardcast.metrics import ShardcastMetrics
 from shardcast.origin import Origin
+from shardcast.peer_server import PeerService
 from shardcast.relay import RelayCatalog
 from shardcast.server import ShardcastApp
 from shardcast.storage import VersionStore, serve_alone
@@ -44,10 +45,17 @@ class RelayOptions:
     max_disk_gib: float | None = None
     max_connections: int = 1024
     max_connections_per_address: int = 256
+    help_peers: bool = True
 
 
 async def serve_origin(
-    data_dir: Path, trainer_keys: Sequence[str], host: str, port: int, keep: int, coordinator: str | None
+    data_dir: Path,
+    trainer_keys: Sequence[str],
+    host: str,
+    port: int,
+    keep: int,
+    coordinator: str | None,
+    help_peers: bool,
 ) -> None:
     """Serve a data directory as an origin. Raises UserError for a bad key or URL, a port or directory in use."""
     keys = parse_keys(trainer_keys)
@@ -55,7 +63,7 @@ async def serve_origin(
     limits = ServerLimits()
     with serve_alone(data_dir):
         store = await asyncio.to_thread(VersionStore, data_dir, keys)
-        origin = Origin(store, limits=limits, keep_last=keep, coordinator=asked)
+        origin = Origin(store, limits=limits, keep_last=keep, coordinator=asked, help_peers=help_peers)
         async with listening(origin.app, host, port, limits, origin.catalog.metrics.count_refused) as url:
             await _until_stopped(url, origin.catalog, origin.run())
 
@@ -66,7 +74,9 @@ async def serve_relay(options: RelayOptions) -> None:
     keys = parse_keys(options.trainer_keys)
     coordinator = Coordinator(options.coordinator) if options.coordinator else None
     limits = ServerLimits(
-        max_connections=options.max_connections, max_connections_per_address=options.max_connections_per_address
+        max_connections=options.max_connections,
+        max_connections_per_address=options.max_connections_per_address,
+        max_requests_per_address=options.max_connections_per_address,
     )
     with serve_alone(options.data_dir):
         metrics = ShardcastMetrics()
@@ -84,7 +94,10 @@ async def serve_relay(options: RelayOptions) -> None:
             ) as client,
             _stopping(_relay_catalog(options, store, metrics, client, coordinator)) as catalog,
         ):
-            app = ShardcastApp(catalog, limits, Throttle.from_mbit(options.max_bandwidth_mbit)).build()
+            serving = ShardcastApp(catalog, limits, Throttle.from_mbit(options.max_bandwidth_mbit))
+            app = serving.build()
+            if options.help_peers:
+                PeerService(serving).add_to(app)
             async with listening(app, options.host, options.port, limits, metrics.count_refused) as url:
                 if url in sources:
                     raise UserError(f"{url} is this relay itself: name an origin or another relay")
@@ -105,6 +118,7 @@ def _relay_catalog(
         keep_last=options.keep,
         max_disk_bytes=None if options.max_disk_gib is None else int(options.max_disk_gib * 2**30),
         coordinator=coordinator,
+        help_peers=options.help_peers,
     )
 
 

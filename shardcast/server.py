@@ -8,6 +8,7 @@ GET /v1/keys                  rotations of the trainer's key: {"rotations": [env
 GET /v1/have/{total digest}?epoch=E&after=N&wait=S
                               200 which shards of the version are here, from the Nth of list E on (see `have`); 204 when
                               S seconds passed without news
+POST /v1/reports              a delta was of no use to a client (see `reports`)
 GET /healthz, /metrics, /     JSON, Prometheus text, a page for people
 """
 
@@ -20,7 +21,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -38,7 +39,7 @@ log = logging.getLogger("shardcast")
 
 _SLICE_BYTES = MIB
 _THROTTLED_SLICE_BYTES = MIB // 8
-_IMMUTABLE = "public, max-age=31536000, immutable"
+IMMUTABLE = "public, max-age=31536000, immutable"
 _NO_STORE = {"Cache-Control": "no-store"}
 _PREFER_WAIT = re.compile(r"(?:^|[,;\s])wait=(\d{1,4})")
 
@@ -62,6 +63,7 @@ class ShardcastApp:
         app.router.add_get("/v1/shards/{digest}", self._shard)
         app.router.add_get("/v1/keys", self._keys)
         app.router.add_get("/v1/have/{digest}", self._have)
+        app.router.add_post("/v1/reports", self.catalog.reports.handle)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/", self._page)
@@ -104,7 +106,7 @@ class ShardcastApp:
         body = await self.catalog.manifest_json(int(version), _asker(request))
         if body is None:
             return error_response(404, f"version {version} is not here")
-        return web.Response(body=body, content_type="application/json", headers={"Cache-Control": _IMMUTABLE})
+        return web.Response(body=body, content_type="application/json", headers={"Cache-Control": IMMUTABLE})
 
     async def _keys(self, request: web.Request) -> web.Response:
         body = self.catalog.store.keys.to_json()
@@ -124,7 +126,7 @@ class ShardcastApp:
         if shard is None:
             return error_response(404, f"no version here has the shard {digest}")
         try:
-            return await self._send(request, digest, shard)
+            return await self.send(request, digest, shard)
         finally:
             shard.close()
 
@@ -132,10 +134,14 @@ class ShardcastApp:
         found = _PREFER_WAIT.search(request.headers.get("Prefer", ""))
         return min(float(found.group(1)), self.limits.shard_wait_s) if found else self.limits.shard_wait_s
 
-    async def _send(self, request: web.Request, digest: Digest, shard: OpenShard) -> web.StreamResponse:
+    async def send(
+        self, request: web.Request, digest: Digest, shard: OpenShard, extra: Mapping[str, str] | None = None
+    ) -> web.StreamResponse:
+        """Answer with a shard's bytes, or the range of them that is asked for."""
         headers = {
+            **(extra or {}),
             "ETag": f'"{digest}"',
-            "Cache-Control": _IMMUTABLE,
+            "Cache-Control": IMMUTABLE,
             "Accept-Ranges": "bytes",
             "Content-Type": "application/octet-stream",
         }
@@ -164,7 +170,6 @@ class ShardcastApp:
         """Send in slices: each must be taken in time, and each waits for its share of the bandwidth."""
         loop = asyncio.get_running_loop()
         manners = self.catalog.manners
-        sent = self.catalog.metrics.sent(to_relay=asker.kind is not Kind.CLIENT)
         slice_bytes = _THROTTLED_SLICE_BYTES if self.throttle or asker.busy else _SLICE_BYTES
         with os.fdopen(os.dup(shard.descriptor), "rb", buffering=0) as file:
             for at in range(start, stop, slice_bytes):
@@ -182,7 +187,7 @@ class ShardcastApp:
                 except TimeoutError:
                     transport.abort()  # a client that doesn't read
                     raise ConnectionResetError("the client takes the bytes too slowly") from None
-                sent.inc(count)
+                self.catalog.metrics.count_sent(asker.kind is not Kind.CLIENT, count)
                 if asker.kind is not Kind.PEER:
                     manners.sent(count)
 

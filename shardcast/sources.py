@@ -10,23 +10,30 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import aiohttp
 
 from protocol.errors import SourceFault
 from protocol.manifest import MAX_VERSION, Digest, InvalidManifest, SignedEnvelope, envelope_from_json
 from protocol.rotation import MAX_CHAIN_BYTES, InvalidRotation, chain_from_json
-from shardcast.asker import CLIENT, Asker
+from shardcast.asker import CLIENT, Asker, Kind
 from shardcast.config import MIB, ClientLimits
 from shardcast.have import MAX_BYTES as MAX_HAVE_BYTES
 from shardcast.have import Have, parse_have
+from shardcast.peer_list import Peers, parse_peers
 
 _BATCH_BYTES = MIB
 _SOCKET_BUFFER_BYTES = MIB
 _HEAD_MAX_BYTES = 4096
+_PEERS_MAX_BYTES = 64 * 1024
+_MAX_ID = 64
+SHARD_HEADER = "X-Shardcast-Shard"
+SERVER_HEADER = "X-Shardcast-Server"
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 
 WriteChunks = Callable[[list[bytes]], Awaitable[None]]
@@ -54,6 +61,20 @@ class Head:
 
     version: int
     manifest_digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A shard that a source is about to send, or None if it had none in time. `server_id`: what it calls itself."""
+
+    index: int | None
+    server_id: str
+    response: aiohttp.ClientResponse
+    source: Source
+
+    async def read(self, size: int, write: WriteChunks) -> None:
+        """Stream the shard, which has `size` bytes, into `write`. Raises Misbehaved, Unavailable."""
+        await self.source.read_offer(self.response, size, write)
 
 
 def new_session(limits: ClientLimits) -> aiohttp.ClientSession:
@@ -100,9 +121,10 @@ class Source:
             body = await self._read_small(response, _HEAD_MAX_BYTES)
         return _parse_head(self.url, body)
 
-    async def envelope(self, version: int) -> SignedEnvelope:
-        """The signed manifest of a version as the source has it, unchecked."""
-        async with self._get(f"/v1/manifests/{version}", self._limits.shard_wait_s) as response:
+    async def envelope(self, version: int, *, at_hand: bool = False) -> SignedEnvelope:
+        """The signed manifest of a version as the source has it, unchecked. `at_hand`: only if it needn't get it first."""
+        headers = Asker(Kind.PEER, "none").header() if at_hand else None  # who is asked so looks no further
+        async with self._get(f"/v1/manifests/{version}", self._limits.shard_wait_s, headers=headers) as response:
             self._check_status(response, 200)
             body = await self._read_small(response, self._limits.max_envelope_bytes)
         try:
@@ -152,15 +174,79 @@ class Source:
             self._check_length(response, size, offset)
             await self._pump(response, size - offset, write)
 
+    async def torrent(self, version: int, size: int) -> bytes:
+        """The torrent of a version, unchecked; never more than `size` bytes. Raises Misbehaved, Unavailable."""
+        async with self._get(f"/v1/torrents/{version}", self._limits.shard_wait_s) as response:
+            self._check_status(response, 200)
+            return await self._read_small(response, size)
+
+    async def peers(self, version: int, port: int | None) -> Peers:
+        """Say where this client accepts connections for a version, and learn of others who swap it.
+
+        Raises Unknown if the source helps no peers, Misbehaved, Unavailable.
+        """
+        body = json.dumps({"port": port}).encode("ascii")
+        async with self._get(f"/v1/peers/{version}", 0.0, method="POST", data=body) as response:
+            self._check_status(response, 200)
+            answer = await self._read_small(response, _PEERS_MAX_BYTES)
+        try:
+            return parse_peers(answer, await self._address())
+        except ValueError as error:
+            raise Misbehaved(f"{self.url}: doesn't name peers: {error}") from None
+
+    async def _address(self) -> str:
+        """Where the source is, as far as the resolver says; empty if it doesn't."""
+        parts = urlsplit(self.url)
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_STREAM)
+        except OSError:
+            return ""
+        return str(found[0][4][0])
+
+    @asynccontextmanager
+    async def next_shard(self, version: int, wanted: int, count: int, wait_s: float, name: str) -> AsyncIterator[Offer]:
+        """Have the source choose one of the `wanted` shards, as bits, of a version of `count`: one nobody else gets.
+
+        `name`: what this client calls itself there, so that several questions at once get several answers.
+
+        Raises Unknown if the source helps no peers, Misbehaved, Unavailable.
+        """
+        body = wanted.to_bytes(count // 8 + 1, "little")
+        query = {"wait": f"{wait_s:.3f}", "as": name}
+        async with self._get(f"/v1/next/{version}", wait_s, method="POST", params=query, data=body) as response:
+            server_id = response.headers.get(SERVER_HEADER, "")[:_MAX_ID]
+            if response.status == 204:
+                yield Offer(None, server_id, response, self)
+                return
+            self._check_status(response, 200)
+            index = response.headers.get(SHARD_HEADER, "")
+            if not (index.isascii() and index.isdigit() and len(index) < 8 and int(index) < count):
+                raise Misbehaved(f"{self.url}: doesn't say which shard it gives")
+            yield Offer(int(index), server_id, response, self)
+
+    async def read_offer(self, response: aiohttp.ClientResponse, size: int, write: WriteChunks) -> None:
+        """Stream an offered shard into `write`. What came before a fault has been written."""
+        self._check_length(response, size, 0)
+        await self._pump(response, size, write)
+
     @asynccontextmanager
     async def _get(
-        self, path: str, wait_s: float, *, params: dict[str, str] | None = None, headers: dict[str, str] | None = None
+        self,
+        path: str,
+        wait_s: float,
+        *,
+        method: str = "GET",
+        params: dict[str, str] | None = None,
+        headers: dict[str, str] | None = None,
+        data: bytes | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Headers must come within `wait_s` plus the read timeout. Network errors become Unavailable."""
         try:
             async with asyncio.timeout(wait_s + self._limits.connect_timeout_s + self._limits.read_timeout_s):
                 asked = {**self._asker().header(), **(headers or {})}
-                response = await self._session.get(self.url + path, params=params, headers=asked, allow_redirects=False)
+                response = await self._session.request(
+                    method, self.url + path, params=params, headers=asked, data=data, allow_redirects=False
+                )
         except TimeoutError:
             raise Unavailable(f"{self.url}: no answer in time") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:

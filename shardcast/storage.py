@@ -1,9 +1,13 @@
 """Versions on disk, the same layout for origin, relay and client.
 
     <root>/versions/<version>-<digest prefix>/     the files of a complete version, and nothing else
-    <root>/manifests/<version>-<digest prefix>.json  its signed manifest, as it came; `.boot` if not flushed yet
-    <root>/partial/<version>-<digest prefix>/      a version being filled, with <name>.journal beside it
-    <root>/incoming/<version>/                     where the trainer puts files for an origin on its machine
+    <root>/manifests/<version>-<digest prefix>.json  its signed manifest, as it came; `.boot` if not flushed yet,
+                                                   `.torrent` its torrent, if clients may swap it
+    <root>/deltas/<version>-<digest prefix>        the delta that makes it out of an earlier one, if kept (`blobs`)
+    <root>/partial/<version>-<digest prefix>/      a version being filled, with <name>.journal beside it; what is
+                                                   received for it besides is <name>.….delta/
+    <root>/incoming/<version>/                     where the trainer puts files for an origin on its machine; their
+                                                   delta is <version>.delta
     <root>/names                                   which digest each number names, for ever
     <root>/keys                                    rotations of the trainer's key, for ever
     <root>/locks/                                  advisory locks between processes
@@ -26,6 +30,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from protocol.disk import sync
 from protocol.errors import BadSignature, RollswarmError, UserError
 from protocol.manifest import (
     Digest,
@@ -35,8 +40,17 @@ from protocol.manifest import (
     envelope_to_json,
     manifest_digest,
 )
+from shardcast.blobs import BlobShelf, ShardLocation
 from shardcast.keys import KeyChain
-from shardcast.layout import check_folder, incoming_folder, version_name, version_of
+from shardcast.layout import (
+    check_folder,
+    incoming_delta,
+    incoming_folder,
+    incoming_torrent,
+    owner_of,
+    version_name,
+    version_of,
+)
 from shardcast.names import VersionNames
 from shardcast.partial import (
     PartialVersion,
@@ -45,22 +59,12 @@ from shardcast.partial import (
     hash_range,
     journal_path,
     sync_files,
-    sync_folder,
 )
+from shardcast.torrent_shelf import TorrentShelf
 
 log = logging.getLogger("shardcast")
 
 _LOCK_POLL_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class ShardLocation:
-    """Where the bytes of a shard lie."""
-
-    version: int
-    path: Path
-    offset: int
-    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +102,12 @@ class VersionStore:
             _make_folders(root)
         for left_over in (root / "trash").iterdir():
             shutil.rmtree(left_over, ignore_errors=True)
+        self.blobs = BlobShelf(root / "deltas")
         self.names = VersionNames(root / "names")
         self.keys = KeyChain(root / "keys", pinned_keys)
+        self.torrents = TorrentShelf(root / "manifests")
         self.refresh()
+        self.blobs.sweep(self._is_staged)
 
     # What is here
 
@@ -120,18 +127,23 @@ class VersionStore:
         with self._index_lock:
             return sorted(self._versions)
 
+    def complete(self) -> dict[int, StoredVersion]:
+        """The complete versions by number."""
+        with self._index_lock:
+            return dict(self._versions)
+
     @property
     def sizes(self) -> dict[int, int]:
-        """Bytes of each complete version."""
+        """Bytes of each complete version, its delta included."""
         with self._index_lock:
-            return {version: stored.manifest.total_bytes for version, stored in self._versions.items()}
+            return {version: stored.manifest.kept_bytes for version, stored in self._versions.items()}
 
     def locate(self, digest: Digest) -> ShardLocation | None:
-        """Where a complete version holds the bytes with this digest."""
+        """Where a complete version, or the delta that is kept of it, holds the bytes with this digest."""
         with self._index_lock:
             found = self._shards.get(digest)
             if found is None:
-                return None
+                return self.blobs.locate(digest)
             version, index = found
             stored = self._versions[version]
         shard = stored.manifest.shards[index]
@@ -139,9 +151,11 @@ class VersionStore:
         return ShardLocation(version, path, shard.offset, shard.size)
 
     def holds(self, total: Digest) -> bool:
-        """Whether a complete version has this total digest."""
+        """Whether a complete version, or the delta that is kept of it, has this total digest."""
         with self._index_lock:
-            return any(stored.manifest.total_digest == total for stored in self._versions.values())
+            return self.blobs.holds(total) or any(
+                stored.manifest.total_digest == total for stored in self._versions.values()
+            )
 
     @contextlib.contextmanager
     def reading(self, version: int) -> Iterator[None]:
@@ -188,19 +202,25 @@ class VersionStore:
         """Make a folder that lies on this disk a version, by rename. Blocking.
 
         The caller vouches for the bytes (the trainer hashed them when it signed); sizes and the exact set of files
-        are checked. Raises UserError, VersionConflict, DiskFullError.
+        are checked, and its delta's. Raises UserError, VersionConflict, DiskFullError.
         """
         digest = manifest_digest(envelope.payload)
         self.check_name(manifest.policy_version, digest)
         check_folder(folder, manifest)
+        name = version_name(manifest.policy_version, digest)
         with disk_errors(self.root):
             sync_files(folder, manifest)
-            self._save_envelope(version_name(manifest.policy_version, digest), envelope)
+            if manifest.delta is not None:
+                self.blobs.adopt(incoming_delta(self.root, manifest.policy_version), manifest.delta, name)
+            self._save_envelope(name, envelope)
+            self.torrents.adopt(incoming_torrent(self.root, manifest.policy_version), manifest, digest)
         return self._install(folder, envelope, manifest, digest)
 
     def forget_incoming(self, version: int) -> None:
-        """Remove what lies in the incoming folder of a version. Blocking."""
+        """Remove what the trainer put there for a version. Blocking."""
+        incoming_delta(self.root, version).unlink(missing_ok=True)
         shutil.rmtree(incoming_folder(self.root, version), ignore_errors=True)
+        incoming_torrent(self.root, version).unlink(missing_ok=True)
 
     def refresh(self) -> None:
         """Take in what is on disk: at the start, and after another process may have added versions. Blocking."""
@@ -257,21 +277,27 @@ class VersionStore:
             self._trash(stored.path)
             self._envelope_path(stored.path.name).unlink(missing_ok=True)
             self._boot_path(stored.path.name).unlink(missing_ok=True)
+            self.torrents.remove(version, stored.digest)
             log.info("removed version %d", version, extra={"action": "collect", "version": version})
 
     def remove_stale_partials(self) -> None:
         """Remove half-filled versions older than the head, if no process fills them. Blocking."""
         head = max(self.versions, default=-1)
         for folder in (self.root / "partial").iterdir():
-            version = version_of(folder.name)
+            version = version_of(owner_of(folder.name))
             if not folder.is_dir() or version is None or version >= head:
                 continue
-            with self._idle(folder.name) as idle:
+            with self._idle(owner_of(folder.name)) as idle:
                 if idle:
                     self._trash(folder)
                     journal_path(folder).unlink(missing_ok=True)
 
     # Internals
+
+    def _is_staged(self, name: str) -> bool:
+        """Whether the trainer put this version there: an origin that ended while it took it has only the delta yet."""
+        version = version_of(name)
+        return version is not None and incoming_folder(self.root, version).exists()
 
     def _drop_distrusted(self) -> None:
         for version in self.versions:
@@ -291,7 +317,7 @@ class VersionStore:
                 self._trash(target)  # `_load` found it damaged
             if not target.exists():
                 folder.rename(target)
-                sync_folder(target.parent)
+                sync(target.parent)
             self.names.record(manifest.policy_version, digest)
         stored = StoredVersion(manifest, digest, envelope, target)
         self._add_index(stored)
@@ -329,10 +355,12 @@ class VersionStore:
             self._versions[stored.version] = stored
             for index, shard in enumerate(stored.manifest.shards):
                 self._shards.setdefault(shard.digest, (stored.version, index))
+            self.blobs.add(stored.version, stored.manifest.delta, stored.path.name)
 
     def _drop_index(self, version: int) -> None:
         with self._index_lock:
             stored = self._versions.pop(version)
+            self.blobs.remove(version)
             lost = {shard.digest for shard in stored.manifest.shards if self._shards[shard.digest][0] == version}
             for digest in lost:
                 del self._shards[digest]
@@ -356,7 +384,7 @@ class VersionStore:
                 file.flush()
                 os.fsync(file.fileno())
             Path(temporary).replace(path)
-            sync_folder(path.parent)
+            sync(path.parent)
 
     def _trash(self, path: Path) -> None:
         bin_ = Path(tempfile.mkdtemp(dir=self.root / "trash"))
@@ -401,7 +429,7 @@ def collectable(
 
 def _make_folders(root: Path) -> None:
     try:
-        for name in ("versions", "manifests", "partial", "incoming", "locks", "trash"):
+        for name in ("versions", "manifests", "deltas", "partial", "incoming", "locks", "trash"):
             (root / name).mkdir(parents=True, exist_ok=True)
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
         raise UserError(f"can't use {root} as a data directory: {error.strerror}: {error.filename}") from None

@@ -31,9 +31,10 @@ from shardcast.layout import incoming_folder
 from shardcast.listen import listening
 from shardcast.metrics import ShardcastMetrics
 from shardcast.origin import Origin
-from shardcast.publish import announce, build_manifest
+from shardcast.peer_server import PeerService
+from shardcast.publish import announce, describe
 from shardcast.relay import RelayCatalog
-from shardcast.server import ShardcastApp
+from shardcast.server import Handler, ShardcastApp
 from shardcast.storage import VersionStore
 
 TRAINER = Identity.from_seed(b"t" * 32)
@@ -54,6 +55,7 @@ class Version:
     folder: Path
     manifest: Manifest
     envelope: SignedEnvelope
+    torrent: bytes | None = None
 
     @property
     def digest(self) -> Digest:
@@ -73,8 +75,8 @@ def make_version(
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(random.Random(f"{version}/{seed}").randbytes(SHARD * shards - 100))
     (folder / "config.json").write_text('{"the": "same in every version"}')
-    manifest = build_manifest(folder, run_id="run", policy_version=version, shard_bytes=SHARD)
-    return Version(folder, manifest, sign_manifest(manifest, signer))
+    described = describe(folder, run_id="run", policy_version=version, shard_bytes=SHARD)
+    return Version(folder, described.manifest, sign_manifest(described.manifest, signer), described.torrent)
 
 
 def names_below(path: Path) -> set[str]:
@@ -100,12 +102,15 @@ class FakeSource:
     manifest: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
     have: Have | None = None
     rotations: list[SignedEnvelope] | None = None
+    older: Version | None = None  # whose shards are served too
     asked: list[str] = field(default_factory=list)
     ranges: list[str] = field(default_factory=list)
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[str]:
+    async def serving(self, *routes: tuple[str, Handler]) -> AsyncIterator[str]:
         app = web.Application()
+        for path, handler in routes:
+            app.router.add_route("*", path, handler)
         app.router.add_get("/v1/head", self._head)
         app.router.add_get("/v1/manifests/{version}", self._manifest)
         app.router.add_get("/v1/shards/{digest}", self._shard)
@@ -139,7 +144,7 @@ class FakeSource:
         digest = request.match_info["digest"]
         self.asked.append(digest)
         self.ranges.append(request.headers.get("Range", ""))
-        data = self.version.shard_bytes(digest)
+        data = self.version.shard_bytes(digest) or (self.older.shard_bytes(digest) if self.older else None)
         if data is None:
             raise web.HTTPNotFound
         if self.shard:
@@ -172,6 +177,7 @@ async def relay_in_process(
     port: int = 0,
     limits: ClientLimits = FAST,
     keep_last: int = 2,
+    help_peers: bool = False,
     **options: Any,
 ) -> AsyncIterator[tuple[str, RelayCatalog]]:
     metrics = ShardcastMetrics()
@@ -179,8 +185,11 @@ async def relay_in_process(
     async with ShardcastClient(
         upstream, KEYS, data_dir, peers=peers, own_id=own_id, limits=limits, metrics=metrics
     ) as client:
-        catalog = RelayCatalog(client.store, metrics, client, keep_last=keep_last, **options)
-        app = ShardcastApp(catalog, ServerLimits()).build()
+        catalog = RelayCatalog(client.store, metrics, client, keep_last=keep_last, help_peers=help_peers, **options)
+        serving = ShardcastApp(catalog, ServerLimits())
+        app = serving.build()
+        if help_peers:
+            PeerService(serving).add_to(app)
         async with listening(app, "127.0.0.1", port, ServerLimits(shutdown_s=0.1)) as url:
             following = asyncio.create_task(catalog.follow())
             try:

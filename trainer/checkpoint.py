@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import random
 import re
 import shutil
@@ -27,6 +26,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from protocol.disk import sync
 from protocol.errors import OurFault, UserError
 
 _NAME = re.compile(r"checkpoint-(\d{8,})")
@@ -70,7 +70,7 @@ def save_checkpoint(root: Path, checkpoint: Checkpoint, keep: int = 2) -> Path:
         if target.exists():
             target.rename(replaced)
         scratch.rename(target)
-        _sync(root)
+        sync(root)
         shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
         raise OurFault(f"cannot write the checkpoint {target}: {error}; free space or fix permissions") from error
@@ -150,7 +150,7 @@ def _write_parts(folder: Path, checkpoint: Checkpoint) -> None:
     }
     (folder / "state.json").write_text(json.dumps(state))
     for path in (*(folder / name for name in _PARTS), folder / "state.json", folder):
-        _sync(path)
+        sync(path)
 
 
 def _folders(root: Path) -> list[Path]:
@@ -164,12 +164,3 @@ def _folders(root: Path) -> list[Path]:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Make a file's bytes, or a folder's entries, survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -98,6 +98,7 @@ class Trainer:
             origin=self._config.origin,
             origin_data=self._config.origin_data,
             shard_bytes=self._config.shard_bytes,
+            full_every=self._config.full_every,
         )
 
     async def _begin(self, state: RunState, model: Any, optimizer: Optimizer, publisher: Publisher) -> _Position:

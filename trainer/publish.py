@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,11 +23,13 @@ from coordinator.client import Backoff, TrainerClient
 from protocol.errors import OurFault
 from protocol.manifest import Manifest, manifest_digest, sign_manifest
 from protocol.signing import Identity, SignedEnvelope
-from shardcast.publish import announce, build_manifest, stage
+from shardcast.publish import Described, announce, build_manifest, describe, make_delta, stage
+from trainer.published import Published, PublishedVersions, delta_base
 
 log = logging.getLogger(__name__)
 
 _SETTLE_S = 10.0
+_CORES_PER_THREAD = 4  # deltas are made beside the next step, which has the other cores
 # Whatever a model folder holds besides its weights goes along with every version, so that each is whole by itself.
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".safetensors.index.json")
 
@@ -65,6 +70,7 @@ class Publisher:
         origin: str,
         origin_data: Path,
         shard_bytes: int,
+        full_every: int = 10,
     ) -> None:
         self._client = client
         self._identity = identity
@@ -73,6 +79,9 @@ class Publisher:
         self._origin = origin
         self._origin_data = origin_data
         self._shard_bytes = shard_bytes
+        self._full_every = full_every
+        self._published = PublishedVersions(origin_data / "published")
+        self._written: set[int] = set()  # versions whose bytes this process wrote
         self._running: asyncio.Task[str] | None = None
 
     async def begin(self, state: Mapping[str, torch.Tensor], version: int) -> None:
@@ -97,24 +106,82 @@ class Publisher:
     async def digest_of(self, state: Mapping[str, torch.Tensor], version: int) -> str:
         """The manifest digest that these weights would have as `version`."""
         with tempfile.TemporaryDirectory(dir=self._scratch()) as scratch:
-            folder = Path(scratch) / "version"
-            manifest = await asyncio.to_thread(self._write, state, folder, version)
-        return str(manifest_digest(manifest.to_json_bytes()))
+            described = await asyncio.to_thread(self._make, state, Path(scratch) / "version", version)
+        return str(manifest_digest(described.manifest.to_json_bytes()))
 
     async def publish(self, state: Mapping[str, torch.Tensor], version: int) -> str:
         """Write, hash, sign, announce, serve; the manifest digest. An origin that is away is waited for."""
         with tempfile.TemporaryDirectory(dir=self._scratch()) as scratch:
             folder = Path(scratch) / "version"
-            manifest = await asyncio.to_thread(self._write, state, folder, version)
-            envelope = sign_manifest(manifest, self._identity)
-            await self._client.announce(envelope)
-            await stage(folder, self._origin_data, version)
-            await self._announce_at_origin(envelope, version)
+            described = await asyncio.to_thread(self._make, state, folder, version)
+            envelope = sign_manifest(described.manifest, self._identity)
+            published = await asyncio.to_thread(self._published.keep, folder, envelope, described.manifest)
+        self._written.add(version)
+        await self._client.announce(envelope)
+        await stage(
+            published.files,
+            self._origin_data,
+            version,
+            move=False,
+            torrent=described.torrent,
+            delta=published.delta,
+        )
+        await self._announce_at_origin(envelope, version)
+        await asyncio.to_thread(self._published.prune, version)
         return str(manifest_digest(envelope.payload))
 
-    def _write(self, state: Mapping[str, torch.Tensor], folder: Path, version: int) -> Manifest:
-        write_version(state, self._model_folder, folder)
-        return build_manifest(folder, run_id=self._run_id, policy_version=version, shard_bytes=self._shard_bytes)
+    def _make(self, state: Mapping[str, torch.Tensor], folder: Path, version: int) -> Described:
+        """Fill `folder` with the version's `files` and its `delta`, if it has one, as `PublishedVersions` keeps it."""
+        files = folder / "files"
+        write_version(state, self._model_folder, files)
+        described = describe(files, run_id=self._run_id, policy_version=version, shard_bytes=self._shard_bytes)
+        before = self._published.find(version)
+        if before is not None and before.manifest == replace(described.manifest, delta=before.manifest.delta):
+            # Announced before a crash, maybe: the digest must be the same, also if the base is gone by now.
+            if before.delta is not None:
+                shutil.copyfile(before.delta, folder / "delta")
+            return replace(described, manifest=before.manifest)
+        return replace(described, manifest=self._with_delta(described.manifest, folder))
+
+    def _with_delta(self, manifest: Manifest, folder: Path) -> Manifest:
+        version = manifest.policy_version
+        number = delta_base(version, self._full_every, self._published.versions)
+        base = None if number is None else self._published.find(number)
+        if base is None or not self._is_intact(base):
+            return manifest
+        begun = time.perf_counter()
+        try:
+            made = make_delta(
+                base.files,
+                base.manifest,
+                folder / "files",
+                manifest,
+                folder / "delta",
+                shard_bytes=self._shard_bytes,
+                threads=max(1, (os.cpu_count() or 1) // _CORES_PER_THREAD),
+            )
+        except OurFault as error:
+            log.warning("version %d is published in full alone: %s", version, error, extra={"action": "delta"})
+            return manifest
+        size = manifest.total_bytes if made is None or made.delta is None else made.delta.size
+        log.info(
+            "version %d is published %s, after %.1f s",
+            version,
+            "in full alone"
+            if made is None
+            else f"with a delta of {size} bytes to {number} (1/{manifest.total_bytes / size:.0f})",
+            time.perf_counter() - begun,
+            extra={"action": "delta", "version": version, "bytes": size},
+        )
+        return made or manifest
+
+    def _is_intact(self, base: Published) -> bool:
+        """Whether a base is of this run and, if another process wrote it, still what it was: else it fails every worker."""
+        version = base.manifest.policy_version
+        if version in self._written or base.manifest.run_id != self._run_id:
+            return base.manifest.run_id == self._run_id
+        again = build_manifest(base.files, run_id=self._run_id, policy_version=version, shard_bytes=self._shard_bytes)
+        return again == replace(base.manifest, delta=None)
 
     async def _announce_at_origin(self, envelope: SignedEnvelope, version: int) -> None:
         """An origin that is away is waited for: generation goes on meanwhile, as far as staleness allows."""

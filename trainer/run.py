@@ -12,7 +12,9 @@ import torch
 from coordinator import trainer_token
 from coordinator.client import TrainerClient
 from protocol import keyfile
-from protocol.errors import UserError
+from protocol.errors import OurFault, UserError
+from protocol.signing import SignedEnvelope
+from shardcast.publish import key_rotations
 from trainer.config import load_trainer_run
 from trainer.loop import Trainer
 from trainer.step import StepResult
@@ -33,11 +35,20 @@ async def run_trainer(path: Path) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    client = TrainerClient(run.trainer.coordinator, token)
+    client = TrainerClient(run.trainer.coordinator, token, key_rotations=await _rotations(run.trainer.origin))
     try:
         await Trainer(run, client, identity, stop).run(_log_step)
     finally:
         await client.close()
+
+
+async def _rotations(origin: str) -> list[SignedEnvelope]:
+    """The statements that rotated the trainer's key, as the origin keeps them. Without an origin there are none yet."""
+    try:
+        return await key_rotations(origin)
+    except OurFault as error:
+        log.warning("%s: taking it that the trainer's key was never rotated", error, extra={"action": "rotations"})
+        return []
 
 
 def _log_step(batch: int, result: StepResult) -> None:

@@ -31,6 +31,9 @@ class WorkerConfig(BaseSettings):
     enforce_eager: bool = False
     max_download_mbit: float | None = Field(None, gt=0)
     drain_s: float = Field(30.0, ge=0)
+    peers: bool = False  # peers see one another's addresses, so the owner of this machine must ask for it
+    peer_port: int = Field(8611, ge=0, le=65535)  # 0: accept no connections, only make them
+    max_upload_mbit: float | None = Field(None, gt=0)
 
     @property
     def identity_path(self) -> Path:

@@ -16,6 +16,7 @@ from protocol.errors import UserError
 from protocol.signing import short_id
 from protocol.terms import RunTerms
 from shardcast.client import ShardcastClient
+from shardcast.swarm import Swarm, SwarmConfig
 from worker import console
 from worker.config import WorkerConfig
 from worker.engine import Engine
@@ -57,6 +58,7 @@ async def join(url: str, config: WorkerConfig, make_engine: EngineFactory, *, as
         run_folder / "weights",
         run_id=terms.run_id,
         max_mbit=config.max_download_mbit,
+        swarm=_swarm(config),
     )
     worker = Worker(
         terms,
@@ -79,6 +81,13 @@ async def join(url: str, config: WorkerConfig, make_engine: EngineFactory, *, as
         await client.close()
         await shardcast.close()
     _say(console.one_line(status), as_json)
+
+
+def _swarm(config: WorkerConfig) -> Swarm | None:
+    """Only if this machine's owner asked for peers."""
+    if not config.peers:
+        return None
+    return Swarm(SwarmConfig(config.peer_port, config.max_upload_mbit))
 
 
 def _stop_on_signals(worker: Worker) -> None:

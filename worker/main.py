@@ -49,6 +49,18 @@ def join(
     drain_s: Annotated[
         float | None, typer.Option("--drain-s", help="Seconds to finish what is begun when stopped.")
     ] = None,
+    peers: Annotated[
+        bool | None,
+        typer.Option(
+            "--peers/--no-peers",
+            help="Swap weights with other workers that do the same (off by default): they see your address, you theirs.",
+        ),
+    ] = None,
+    peer_port: Annotated[
+        int | None,
+        typer.Option("--peer-port", help="Where peers reach you (8611); 0: only call others. No port need be open."),
+    ] = None,
+    max_upload_mbit: Annotated[float | None, typer.Option("--max-upload-mbit", help="Cap on what peers get.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the status as JSON lines.")] = False,
     engine: Annotated[EngineName, typer.Option("--engine", hidden=True)] = EngineName.VLLM,
 ) -> None:
@@ -69,6 +81,9 @@ def join(
         enforce_eager=enforce_eager,
         max_download_mbit=max_download_mbit,
         drain_s=drain_s,
+        peers=peers,
+        peer_port=peer_port,
+        max_upload_mbit=max_upload_mbit,
     )
     factory = joining.vllm_engine if engine is EngineName.VLLM else joining.reference_engine
     asyncio.run(joining.join(coordinator, config, factory, as_json=json))

@@ -30,10 +30,12 @@ class GetRunStateResponse(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., head_version: _Optional[int] = ..., head_digest: _Optional[str] = ..., next_batch: _Optional[int] = ..., temperature: _Optional[float] = ..., max_staleness: _Optional[int] = ..., groups_per_batch: _Optional[int] = ...) -> None: ...
 
 class AnnounceVersionRequest(_message.Message):
-    __slots__ = ("manifest",)
+    __slots__ = ("manifest", "key_rotations")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    KEY_ROTATIONS_FIELD_NUMBER: _ClassVar[int]
     manifest: _common_pb2.SignedEnvelope
-    def __init__(self, manifest: _Optional[_Union[_common_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
+    key_rotations: _containers.RepeatedCompositeFieldContainer[_common_pb2.SignedEnvelope]
+    def __init__(self, manifest: _Optional[_Union[_common_pb2.SignedEnvelope, _Mapping]] = ..., key_rotations: _Optional[_Iterable[_Union[_common_pb2.SignedEnvelope, _Mapping]]] = ...) -> None: ...
 
 class AnnounceVersionResponse(_message.Message):
     __slots__ = ("head_version",)

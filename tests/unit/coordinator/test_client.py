@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -20,7 +20,8 @@ from coordinator.store import tables as t
 from protocol.errors import BadSignature, OurFault, UserError, WorkerFault
 from protocol.lease import Commitment
 from protocol.rollout import RejectionReason, SamplingParams, token_digest
-from protocol.signing import Identity
+from protocol.rotation import sign_rotation
+from protocol.signing import Identity, SignedEnvelope
 from protocol.terms import WELL_KNOWN_PATH
 from protocol.wire import rollout_id
 from tests.factories import (
@@ -29,6 +30,7 @@ from tests.factories import (
     RUN_ID,
     SECRET,
     TEMPERATURE,
+    TRAINER,
     make_identity,
     make_rollout,
     make_terms,
@@ -96,8 +98,8 @@ class Servers:
         self._clients.append(client)
         return client
 
-    def trainer(self, port: int, token: str = TOKEN) -> TrainerClient:
-        client = TrainerClient(f"127.0.0.1:{port}", token, on_outage=self._note)
+    def trainer(self, port: int, token: str = TOKEN, key_rotations: Sequence[SignedEnvelope] = ()) -> TrainerClient:
+        client = TrainerClient(f"127.0.0.1:{port}", token, on_outage=self._note, key_rotations=key_rotations)
         self._clients.append(client)
         return client
 
@@ -287,6 +289,14 @@ async def test_the_trainer_learns_where_the_run_stands(servers: Servers, trainer
     assert (state.next_batch, state.groups_per_batch, state.max_staleness) == (0, 2, 1)
     assert await client.announce(make_version(1)) == 1
     assert (await client.state()).head_version == 1
+
+
+async def test_a_trainer_with_a_rotated_key_brings_the_statements(servers: Servers, trainer_port: int) -> None:
+    new = make_identity(67)
+    with pytest.raises(BadSignature):
+        await servers.trainer(trainer_port).announce(make_version(1, signer=new))
+    rotated = servers.trainer(trainer_port, key_rotations=[sign_rotation(RUN_ID, TRAINER, new.key_id, 0)])
+    assert await rotated.announce(make_version(1, signer=new)) == 1
 
 
 async def test_the_trainer_pulls_reports_and_acknowledges(servers: Servers, trainer_port: int) -> None:

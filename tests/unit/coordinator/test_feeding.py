@@ -13,8 +13,9 @@ from protocol.errors import BadSignature, UserError
 from protocol.manifest import InvalidManifest
 from protocol.policy import PolicyVersion
 from protocol.rollout import Outcome, Verdict
+from protocol.rotation import sign_rotation
 from protocol.signing import MANIFEST, Identity
-from tests.factories import TRAINER, make_identity, make_version, version_digest
+from tests.factories import RUN_ID, TRAINER, make_identity, make_version, version_digest
 from tests.stored_run import StoredRun, accepted, rejected
 
 Begin = Callable[..., Awaitable[StoredRun]]
@@ -221,6 +222,19 @@ async def test_a_manifest_is_the_trainers_and_of_this_run(run: StoredRun) -> Non
     with pytest.raises(InvalidManifest):
         await run.feeding.announce(TRAINER.sign(MANIFEST, b"{}"))
     assert (await run.feeding.state())[0] == PolicyVersion(0, version_digest(0))
+
+
+async def test_a_rotated_key_announces_with_the_statement_that_leads_to_it(run: StoredRun) -> None:
+    new = make_identity(67)
+    rotation = sign_rotation(RUN_ID, TRAINER, new.key_id, 0)
+    with pytest.raises(BadSignature):
+        await run.feeding.announce(make_version(1, signer=new))
+    assert await run.feeding.announce(make_version(1, signer=new), [rotation]) == 1
+    with pytest.raises(BadSignature, match="rotated away after version 0"):
+        await run.feeding.announce(make_version(2))
+    stranger = sign_rotation(RUN_ID, make_identity(66), make_identity(68).key_id, 0)
+    with pytest.raises(BadSignature):
+        await run.feeding.announce(make_version(2, signer=make_identity(68)), [stranger])
 
 
 async def test_a_repeated_report_replaces_the_earlier_one(run: StoredRun, alice: Identity) -> None:

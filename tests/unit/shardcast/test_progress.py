@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardcast.client import Progress
+from shardcast.client import Progress, Way
 from shardcast.progress import PlainProgress, shown
 
 
@@ -21,6 +21,18 @@ def test_a_line_per_tenth_with_the_speed_of_what_came_now() -> None:
     progress(Progress(total, total))
     assert [line.split(" %")[0] for line in lines] == [f"version 3: {step}" for step in range(20, 101, 10)]
     assert lines[-1] == "version 3: 100 % of 10.0 MiB, 4.2 MB/s\n"
+
+
+def test_a_delta_that_fails_begins_anew_in_full() -> None:
+    lines: list[str] = []
+    progress = PlainProgress("v", lines.append, lambda: 0.0)
+    for step in (Progress(0, 100, Way.DELTA), Progress(100, 100, Way.DELTA), Progress(0, 2**20, Way.MIXED)):
+        progress(step)
+    assert [line.split(",")[0] for line in lines] == [
+        "v (delta): 0 % of 0.0 MiB",
+        "v (delta): 100 % of 0.0 MiB",
+        "v (mixed): 0 % of 1.0 MiB",
+    ]
 
 
 def test_nothing_to_fetch_is_all_of_it() -> None:

@@ -6,14 +6,16 @@ import asyncio
 import errno
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from protocol.delta import CODEC_WORDS, DeltaSection, DeltaShard
 from protocol.errors import UserError
-from protocol.manifest import Manifest, SignedEnvelope, manifest_digest, sign_manifest
+from protocol.manifest import Digest, Manifest, SignedEnvelope, manifest_digest, sign_manifest, tree_digest
 from protocol.signing import Identity
-from shardcast.layout import incoming_folder
+from shardcast.layout import delta_folder_name, incoming_delta, incoming_folder, version_name
 from shardcast.names import VersionConflict, VersionNames
 from shardcast.partial import DiskFullError, PartialVersion, hash_range
 from shardcast.publish import build_manifest
@@ -211,7 +213,9 @@ def test_collection_removes_stale_partials_but_not_one_being_filled(tmp_path: Pa
     store = VersionStore(tmp_path / "to", KEYS)
     made = {number: make_version(tmp_path / "from", number) for number in (1, 2)}
     for manifest, envelope, _ in made.values():
-        store.open_partial(envelope, manifest).close()
+        partial = store.open_partial(envelope, manifest)
+        partial.close()
+        (store.root / "partial" / delta_folder_name(partial.folder.name, 1)).mkdir()  # a delta received for it
     add(store, 5)
     manifest, envelope, _ = made[2]
 
@@ -222,6 +226,45 @@ def test_collection_removes_stale_partials_but_not_one_being_filled(tmp_path: Pa
     asyncio.run(collect_while_filled())
     left = {path.name.split("-")[0] for path in (store.root / "partial").iterdir()}
     assert left == {"2"}
+
+
+def test_a_delta_comes_and_goes_with_its_version(tmp_path: Path) -> None:
+    store = VersionStore(tmp_path, KEYS)
+    add(store, 1)
+    manifest, _, folder = make_version(tmp_path, 2)
+    blob = b"the difference to version 1"
+    shard = DeltaShard(0, len(blob), Digest.of(blob))
+    section = DeltaSection(CODEC_WORDS, 1, Digest.of(b"version 1"), len(blob), tree_digest([shard.digest]), (shard,))
+    manifest = replace(manifest, delta=section)
+    envelope = sign_manifest(manifest, TRAINER)
+    with pytest.raises(UserError, match="absent"):
+        store.adopt(folder, envelope, manifest)
+    incoming_delta(tmp_path, 2).write_bytes(blob)
+    store.adopt(folder, envelope, manifest)
+    again = VersionStore(tmp_path, KEYS)
+    assert again.versions == [1, 2]
+    location = again.locate(shard.digest)
+    assert location is not None and location.version == 2 and location.path.read_bytes() == blob
+    assert again.holds(section.digest)
+    again.remove([2])
+    assert again.locate(shard.digest) is None and not location.path.exists()
+
+
+def test_an_origin_that_ended_between_delta_and_files_takes_both_again(tmp_path: Path) -> None:
+    manifest, _, folder = make_version(tmp_path, 2)
+    blob = b"the difference to version 1"
+    shard = DeltaShard(0, len(blob), Digest.of(blob))
+    section = DeltaSection(CODEC_WORDS, 1, Digest.of(b"version 1"), len(blob), tree_digest([shard.digest]), (shard,))
+    manifest = replace(manifest, delta=section)
+    envelope = sign_manifest(manifest, TRAINER)
+    name = version_name(2, manifest_digest(envelope.payload))
+    (tmp_path / "deltas").mkdir()
+    (tmp_path / "deltas" / name).write_bytes(blob)
+    (tmp_path / "deltas" / "3-0123456789abcdef").write_bytes(blob)
+    store = VersionStore(tmp_path, KEYS)
+    assert [path.name for path in (tmp_path / "deltas").iterdir()] == [name]
+    store.adopt(folder, envelope, manifest)
+    assert store.holds(section.digest)
 
 
 def test_refresh_sees_what_other_processes_did(tmp_path: Path) -> None:

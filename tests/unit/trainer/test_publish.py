@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import trainer.publish as publish_module
 from protocol.errors import OurFault
 from protocol.manifest import manifest_digest, open_manifest
 from protocol.signing import SignedEnvelope
+from shardcast.layout import incoming_delta
 from tests.factories import RUN_ID, TRAINER
 from trainer.publish import Publisher, snapshot, write_version
 
@@ -63,16 +66,27 @@ def places(monkeypatch: pytest.MonkeyPatch) -> Places:
 
 
 @pytest.fixture
-def publisher(tmp_path: Path, model_folder: Path, places: Any) -> Publisher:
-    return Publisher(
-        places,
-        TRAINER,
-        run_id=RUN_ID,
-        model_folder=model_folder,
-        origin="http://origin",
-        origin_data=tmp_path / "origin",
-        shard_bytes=1 << 16,
-    )
+def make_publisher(tmp_path: Path, model_folder: Path, places: Any) -> Callable[..., Publisher]:
+    """Each is what a new process would make."""
+
+    def make(run_id: str = RUN_ID) -> Publisher:
+        return Publisher(
+            places,
+            TRAINER,
+            run_id=run_id,
+            model_folder=model_folder,
+            origin="http://origin",
+            origin_data=tmp_path / "origin",
+            shard_bytes=1 << 16,
+            full_every=3,
+        )
+
+    return make
+
+
+@pytest.fixture
+def publisher(make_publisher: Callable[..., Publisher]) -> Publisher:
+    return make_publisher()
 
 
 def state(value: float = 1.0) -> dict[str, torch.Tensor]:
@@ -151,6 +165,90 @@ async def test_what_failed_in_the_background_is_raised(publisher: Publisher, pla
     with pytest.raises(OurFault, match="no"):
         await publisher.finish()
     await publisher.finish()
+
+
+def large(value: int) -> dict[str, torch.Tensor]:
+    """Weights of which a step changes a few."""
+    weights = torch.ones(40_000, dtype=torch.bfloat16)
+    weights[:value] = 2.0
+    return {"lm_head.weight": weights.reshape(200, 200)}
+
+
+def deltas(places: Places) -> list[int | None]:
+    """The base of each version that the origin heard of."""
+    manifests = [
+        open_manifest(envelope, (TRAINER.key_id,)) for where, envelope in places.heard if where != "coordinator"
+    ]
+    return [None if manifest.delta is None else manifest.delta.base_version for manifest in manifests]
+
+
+async def test_each_version_is_the_difference_to_the_one_before_but_for_keyframes(
+    publisher: Publisher, places: Places, tmp_path: Path
+) -> None:
+    for version in range(5):
+        await publisher.publish(large(version), version)
+    assert deltas(places) == [None, 0, 1, None, 3]
+    envelope = places.heard[-1][1]
+    manifest = open_manifest(envelope, (TRAINER.key_id,))
+    assert manifest.delta is not None and manifest.delta.size < manifest.total_bytes / 50
+    assert incoming_delta(tmp_path / "origin", 4).stat().st_size == manifest.delta.size
+    assert sorted(path.name for path in (tmp_path / "origin" / "published").iterdir()) == ["3", "4"]
+
+
+async def test_weights_that_did_not_change_are_a_version_all_the_same(publisher: Publisher, places: Places) -> None:
+    digests = {await publisher.publish(large(1), version) for version in range(3)}
+    assert len(digests) == 3
+    assert deltas(places) == [None, 0, 1]
+
+
+async def test_a_difference_that_is_too_large_is_not_sent(publisher: Publisher, places: Places) -> None:
+    for version in range(2):
+        torch.manual_seed(version)
+        await publisher.publish({"lm_head.weight": torch.randn(200, 200).bfloat16()}, version)
+    assert deltas(places) == [None, None]
+
+
+async def test_after_a_restart_the_same_weights_have_the_same_digest(
+    make_publisher: Callable[[], Publisher], places: Places, tmp_path: Path
+) -> None:
+    """Whether its base is still at hand, and the digest that the coordinator knows is that of a version with a delta."""
+    first = make_publisher()
+    digests = [await first.publish(large(version), version) for version in range(3)]
+    assert deltas(places)[-1] == 1
+    again = make_publisher()
+    assert await again.digest_of(large(2), 2) == digests[2]
+    shutil.rmtree(tmp_path / "origin" / "published" / "1")
+    assert await again.digest_of(large(2), 2) == digests[2]
+    assert await again.publish(large(2), 2) == digests[2]
+    assert await again.digest_of(large(3), 2) != digests[2]
+
+
+async def test_a_restarted_trainer_goes_on_from_what_it_published(
+    make_publisher: Callable[[], Publisher], places: Places
+) -> None:
+    await make_publisher().publish(large(0), 0)
+    await make_publisher().publish(large(1), 1)
+    assert deltas(places) == [None, 0]
+
+
+async def test_a_base_that_was_damaged_or_lost_since_is_no_base(
+    make_publisher: Callable[[], Publisher], places: Places, tmp_path: Path
+) -> None:
+    await make_publisher().publish(large(0), 0)
+    weights = tmp_path / "origin" / "published" / "0" / "files" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    await make_publisher().publish(large(1), 1)
+    shutil.rmtree(tmp_path / "origin" / "published")
+    await make_publisher().publish(large(2), 2)
+    assert deltas(places) == [None, None, None]
+
+
+async def test_another_runs_version_is_no_base(make_publisher: Callable[..., Publisher], places: Places) -> None:
+    await make_publisher(run_id="another").publish(large(0), 0)
+    await make_publisher().publish(large(1), 1)
+    assert deltas(places) == [None, None]
 
 
 async def test_nothing_is_left_of_the_scratch_folder(publisher: Publisher, tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""Bounds, medians and the table: pure functions of the samples."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shardcast.config import DEFAULT_SHARD_BYTES, MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One publication. Seconds from the announcement until a worker held the verified version."""
+
+    worker_s: tuple[float, ...]
+    prepare_s: float  # hashing and the like, before the announcement
+    origin_sent: int  # bytes on the wire, headers included
+    relays_sent: int
+    cpu_s: Mapping[str, float] = field(default_factory=dict)  # by role
+
+    @property
+    def first_s(self) -> float:
+        return min(self.worker_s)
+
+    @property
+    def last_s(self) -> float:
+        return max(self.worker_s)
+
+
+def shard_bytes(size: int) -> int:
+    """The default for 256 MiB and more; for smaller files as many shards as 256 MiB have, at least 64 KiB each."""
+    fraction = 1 << max(0, (round(256 * MIB / size)).bit_length() - 1)
+    return max(MIB // 16, DEFAULT_SHARD_BYTES // fraction)
+
+
+def origin_bound_s(size: int, mbit: float) -> float:
+    """The origin must send every byte once."""
+    return size * 8 / (mbit * 1e6)
+
+
+def tree_bound_s(size: int, mbit: float, relays: int, workers: int) -> float:
+    """Workers take from relays alone, and relays keep the whole: the relays' uplinks carry a copy per worker.
+
+    Relays and workers together receive (relays + workers) copies out of 1 + relays uplinks; the relays' own uplinks
+    carry `workers` copies. Neither can go faster than the links.
+    """
+    copies = max(1.0, workers / relays, (relays + workers) / (1 + relays))
+    return copies * origin_bound_s(size, mbit)
+
+
+def summarize(samples: Sequence[Sample], size: int, bound_s: float) -> dict[str, object]:
+    """Medians over the repeats of one variant."""
+    last = statistics.median(sample.last_s for sample in samples)
+    origin = statistics.median(sample.origin_sent for sample in samples)
+    roles = sorted({role for sample in samples for role in sample.cpu_s})
+    return {
+        "n": len(samples),
+        "first_s": round(statistics.median(sample.first_s for sample in samples), 2),
+        "last_s": round(last, 2),
+        "last_s_all": [round(sample.last_s, 2) for sample in samples],
+        "prepare_s": round(statistics.median(sample.prepare_s for sample in samples), 2),
+        "origin_bytes": int(origin),
+        "origin_copies": round(origin / size, 3),
+        "relay_copies": round(statistics.median(sample.relays_sent for sample in samples) / size, 3),
+        "bound_s": round(bound_s, 2),
+        "ratio_to_bound": round(last / bound_s, 3),
+        "cpu_s": {role: round(statistics.median(s.cpu_s.get(role, 0.0) for s in samples), 2) for role in roles},
+    }
+
+
+def with_ratios(variants: Mapping[str, dict[str, object]], reference: str) -> dict[str, dict[str, object]]:
+    """Each variant with how many times faster than `reference` its last worker is."""
+    if reference not in variants:
+        return dict(variants)
+    slow = float(str(variants[reference]["last_s"]))
+    return {
+        name: {**facts, "times_faster_than_published": round(slow / float(str(facts["last_s"])), 2)}
+        for name, facts in variants.items()
+    }
+
+
+def table(variants: Mapping[str, Mapping[str, object]]) -> str:
+    """The variants as text, one a line."""
+    columns = ("n", "first_s", "last_s", "origin_copies", "relay_copies", "bound_s", "ratio_to_bound")
+    last = "times_faster_than_published"
+    lines = [f"{'variant':<22}" + "".join(f"{name:>15}" for name in columns) + f"{'x published':>13}"]
+    for name, facts in variants.items():
+        cells = "".join(f"{facts[column]!s:>15}" for column in columns)
+        lines.append(f"{name:<22}{cells}{facts.get(last, '-')!s:>13}")
+    return "\n".join(lines)

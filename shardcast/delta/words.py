@@ -1,0 +1,262 @@
+"""The difference of two runs of 16-bit floating-point words, bit for bit.
+
+A step of training changes few words of a bfloat16 model, and most of those by one unit in the last place: an update is
+about as large as the learning rate everywhere, while that unit grows with the word. So whether a word changes hangs on
+its exponent above all, and both sides know the base's exponents. Words are therefore coded in two sets:
+
+* *small* words, whose magnitude bits are below a threshold: one flag each (changed or not), sorted by exponent, so
+  that flags of like probability lie together;
+* all others, which hardly ever change: gaps between the changed ones.
+
+How much a word changes is a difference of ordered integers (sign-magnitude made monotone): its sign, whether it is
+more than one unit, and if so how much more; again sorted by exponent.
+
+Everything is arithmetic modulo 2^16 on the bit patterns: NaN, infinities and −0 are words like any other.
+N words, K changed ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardcast.delta.errors import InvalidDelta
+from shardcast.delta.frames import Bytes, Parts
+
+Words = NDArray[np.uint16]
+Places = NDArray[np.int64]
+
+MAX_WORDS = 4 * 2**20  # of one block: bounds the memory of either side
+_MAGNITUDE = np.uint16(0x7FFF)
+_EXPONENT_SHIFT = 7
+_CLASSES = 256
+_FLAG_COST = 0.1  # bits by which the flag of one word must be worth the time
+_SAMPLE = 1024  # words: shares are estimated from runs of so many, …
+_SAMPLED_ONE_IN = 32  # … one in so many, …
+_SAMPLED_FROM = 65_536  # … or all of a shorter block
+_SCAN = 128 * 1024  # words looked at in one go: they and their masks stay in the cache
+_ESCAPE = 255
+_MAX_SHIFT = 16
+_TYPICAL_SYMBOL = 32  # gaps are scaled so that their mean is below it, and escapes are rare
+_MIN_PART = 2048  # bytes: a shorter part isn't worth statistics of its own
+
+
+@dataclass(frozen=True, slots=True)
+class WordsHead:
+    """What must be known before the parts can be read. `threshold`: magnitude bits below it are small."""
+
+    threshold: int
+    gap_shift: int
+    gap_count: int
+
+
+def encode_words(base: Words, target: Words) -> tuple[WordsHead, list[Bytes]] | None:
+    """The difference of two equally long runs of at most `MAX_WORDS`; None if there is none."""
+    threshold = _threshold(base, target)
+    places, exponents, flags = _scan(base, target, threshold)
+    if not flags.any():
+        return None
+    sort = _sorting(exponents)
+    present = np.bincount(exponents, minlength=_CLASSES)[: threshold >> _EXPONENT_SHIFT]  # small words of each exponent
+    count = int(present.sum())
+    small = sort[:count]
+    sorted_flags = flags.take(small)
+    large = np.sort(places.take(sort[count:]))
+    gaps = np.diff(large, prepend=-1) - 1
+    shift = _gap_shift(gaps)
+    order = np.concatenate([places.take(small[sorted_flags]), large])
+    parts = [
+        *_cut(np.packbits(sorted_flags), np.cumsum(present) // 8),
+        *_gap_parts(gaps, shift),
+        *_difference_parts(base.take(order), target.take(order)),
+    ]
+    return WordsHead(threshold, shift, len(large)), parts
+
+
+def decode_words(head: WordsHead, parts: Parts, words: Words) -> None:
+    """Turn the base's `words` into the target's, in place. Raises InvalidDelta; then they are half-done."""
+    if head.threshold > 0x8000 or head.gap_shift > _MAX_SHIFT or head.gap_count > len(words):
+        raise InvalidDelta("a block of the delta has impossible parameters")
+    small, exponents = small_places(words, head.threshold)
+    flags = _bits(parts, len(small))
+    small = small.take(_sorting(exponents)[flags])
+    large = _read_gaps(head, parts, len(words))
+    if ((words.take(large) & _MAGNITUDE) < head.threshold).any():
+        raise InvalidDelta("a block of the delta names a word twice")
+    order = np.concatenate([small, large])
+    words[order] = unordered(ordered(words.take(order)) + _read_differences(parts, len(order)))
+
+
+def ordered(words: Words) -> Words:
+    """Integers in the order of the floating-point numbers that the words are: neighbours differ by one."""
+    return words ^ ((words.view(np.int16) >> 15).view(np.uint16) | np.uint16(0x8000))
+
+
+def unordered(integers: Words) -> Words:
+    """The inverse of `ordered`."""
+    return integers ^ (~(integers.view(np.int16) >> 15).view(np.uint16) | np.uint16(0x8000))
+
+
+def _scan(base: Words, target: Words, threshold: int) -> tuple[Places, NDArray[np.uint8], NDArray[np.bool_]]:
+    """Of the words that are small or changed, in order: places, exponents, and whether they changed."""
+    differs, mask = np.empty(_SCAN, np.bool_), np.empty(_SCAN, np.bool_)
+    places, exponents, flags = [], [], []
+    for begin in range(0, len(base), _SCAN):
+        part = base[begin : begin + _SCAN]
+        changed, wanted = differs[: len(part)], mask[: len(part)]
+        np.not_equal(part, target[begin : begin + _SCAN], out=changed)
+        magnitude = _small_mask(part, threshold, wanted)
+        inner = np.flatnonzero(np.logical_or(wanted, changed, out=wanted))
+        exponents.append(_exponents_of(magnitude.take(inner)))
+        flags.append(changed.take(inner))
+        places.append(inner + begin)
+    return np.concatenate(places), np.concatenate(exponents), np.concatenate(flags)
+
+
+def _small_mask(part: Words, threshold: int, mask: NDArray[np.bool_]) -> Words:
+    """Set `mask` where words are small; the magnitudes, doubled: that takes the sign bit away, and a sum is the fastest."""
+    magnitude = np.add(part, part)
+    if threshold:
+        np.less_equal(magnitude, np.uint16(2 * threshold - 1), out=mask)
+    else:
+        mask[:] = False
+    return magnitude
+
+
+def _exponents_of(magnitude: Words) -> NDArray[np.uint8]:
+    return (magnitude >> (_EXPONENT_SHIFT + 1)).astype(np.uint8)
+
+
+def _sorting(exponents: NDArray[np.uint8]) -> Places:
+    """How to sort by exponent and then by place."""
+    return np.argsort(exponents, kind="stable")
+
+
+def small_places(words: Words, threshold: int) -> tuple[Places, NDArray[np.uint8]]:
+    """Where the words lie whose magnitude bits are below the threshold, ascending, and their exponents."""
+    mask = np.empty(_SCAN, np.bool_)
+    places, exponents = [np.empty(0, np.int64)], [np.empty(0, np.uint8)]
+    for begin in range(0, len(words) if threshold else 0, _SCAN):
+        part = words[begin : begin + _SCAN]
+        magnitude = _small_mask(part, threshold, mask[: len(part)])
+        inner = np.flatnonzero(mask[: len(part)])
+        places.append(inner + begin)
+        exponents.append(_exponents_of(magnitude.take(inner)))
+    return np.concatenate(places), np.concatenate(exponents)
+
+
+def _exponents(words: Words) -> NDArray[np.uint8]:
+    return _exponents_of(np.add(words, words))
+
+
+def _threshold(base: Words, target: Words) -> int:
+    """Below which magnitude words are flagged: where a sample of the words says that it costs least.
+
+    Flags of a class of which the share p changed cost its entropy, and each word a little for the time it takes; a gap
+    between rare changes, log2(e / share) bits.
+    """
+    step = _SAMPLE if len(base) < _SAMPLED_FROM else _SAMPLE * _SAMPLED_ONE_IN
+    old, new = (
+        np.concatenate([words[begin : begin + _SAMPLE] for begin in range(0, len(words), step)])
+        for words in (base, target)
+    )
+    present = np.bincount(_exponents(old), minlength=_CLASSES)
+    hits = np.bincount(_exponents(old[old != new]), minlength=_CLASSES)
+    flags = np.cumsum(present * (_entropy(hits / np.maximum(present, 1)) + _FLAG_COST))
+    left = hits.sum() - np.cumsum(hits)
+    gaps = left * np.log2(np.e * len(old) / np.maximum(left, 1))
+    costs = np.concatenate([[hits.sum() * np.log2(np.e * len(old) / max(1, hits.sum()))], flags + gaps])
+    return int(np.argmin(costs)) << _EXPONENT_SHIFT
+
+
+def _entropy(shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of a yes or no, in bits."""
+    inner = np.clip(shares, 1e-9, 1 - 1e-9)
+    entropy: NDArray[np.float64] = -(inner * np.log2(inner) + (1 - inner) * np.log2(1 - inner))
+    return entropy
+
+
+def _cut(data: Bytes, starts: Places) -> list[Bytes]:
+    """Cut bytes at these places, but into no piece that is too short to have statistics of its own."""
+    pieces: list[Bytes] = []
+    begin = 0
+    for start in (*starts.tolist(), len(data)):
+        if start - begin >= _MIN_PART:
+            pieces.append(data[begin:start])
+            begin = start
+    return [*pieces, data[begin:]]
+
+
+def _gap_shift(gaps: Places) -> int:
+    mean = int(gaps.mean()) if len(gaps) else 0
+    return min(_MAX_SHIFT, max(0, mean.bit_length() - _TYPICAL_SYMBOL.bit_length() + 1))
+
+
+def _gap_parts(gaps: Places, shift: int) -> list[Bytes]:
+    """High bits as a byte each, those that don't fit as uint32, and the low bits, which are noise."""
+    high = gaps >> shift
+    symbols = np.minimum(high, _ESCAPE).astype(np.uint8)
+    escaped = high[high >= _ESCAPE].astype("<u4").view(np.uint8)
+    return [symbols, escaped, _pack_low(gaps, shift)]
+
+
+def _pack_low(gaps: Places, shift: int) -> Bytes:
+    if not shift:
+        return np.empty(0, np.uint8)
+    low = (gaps & ((1 << shift) - 1)).astype(">u2").view(np.uint8).reshape(-1, 2)
+    return np.packbits(np.unpackbits(low, axis=1)[:, 16 - shift :])
+
+
+def _read_gaps(head: WordsHead, parts: Parts, count: int) -> Places:
+    """Ascending places below `count`."""
+    symbols = parts.take(head.gap_count)
+    gaps = symbols.astype(np.int64)
+    escapes = symbols == _ESCAPE
+    gaps[escapes] = parts.take(4 * int(escapes.sum())).view("<u4")
+    gaps <<= head.gap_shift
+    if head.gap_shift:
+        bits = _bits(parts, head.gap_count * head.gap_shift).reshape(-1, head.gap_shift)
+        padded = np.zeros((head.gap_count, 16), np.bool_)
+        padded[:, 16 - head.gap_shift :] = bits
+        gaps += np.packbits(padded, axis=1).view(">u2").reshape(-1)
+    if len(gaps) and int(gaps.max()) >= count:  # also keeps the sum far below 2^63
+        raise InvalidDelta("a block of the delta reaches beyond its end")
+    places: Places = np.cumsum(gaps + 1) - 1
+    if len(places) and int(places[-1]) >= count:
+        raise InvalidDelta("a block of the delta reaches beyond its end")
+    return places
+
+
+def _difference_parts(base: Words, target: Words) -> list[Bytes]:
+    """Signs; which differences exceed one unit; and by how much, low bytes and high bytes apart."""
+    difference = (ordered(target) - ordered(base)).view(np.int16)
+    zigzag = ((difference << 1) ^ (difference >> 15)).view(np.uint16)
+    excess = (zigzag - np.uint16(1)) >> 1
+    big = excess > 0
+    exponents = _exponents(base)
+    starts = np.flatnonzero(exponents[1:] != exponents[:-1]) + 1
+    before = np.cumsum(big, dtype=np.int64)
+    over = (excess[big] - np.uint16(1)).astype("<u2").view(np.uint8).reshape(-1, 2)
+    return [
+        np.packbits((zigzag & np.uint16(1)).astype(np.bool_)),
+        *_cut(np.packbits(big), starts // 8),
+        *_cut(np.ascontiguousarray(over[:, 0]), before[starts - 1]),
+        np.ascontiguousarray(over[:, 1]),
+    ]
+
+
+def _read_differences(parts: Parts, count: int) -> Words:
+    negative = _bits(parts, count)
+    big = _bits(parts, count)
+    over = int(big.sum())
+    low, high = parts.take(over), parts.take(over)
+    excess = np.zeros(count, np.uint16)
+    excess[big] = (low | (high.astype(np.uint16) << 8)) + np.uint16(1)
+    zigzag = (excess << 1) + np.uint16(2) - negative
+    return (zigzag >> 1) ^ np.negative(zigzag & np.uint16(1), dtype=np.uint16)
+
+
+def _bits(parts: Parts, count: int) -> NDArray[np.bool_]:
+    return np.unpackbits(parts.take((count + 7) // 8), count=count).view(np.bool_)

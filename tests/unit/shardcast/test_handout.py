@@ -1,0 +1,55 @@
+"""shardcast.handout: each shard to one client, and to everyone who still lacks it after a while."""
+
+from __future__ import annotations
+
+import itertools
+
+from shardcast import bits
+from shardcast.handout import PATIENCE_S, Handout
+
+ALL = bits.full(4)
+ASKERS = itertools.count()
+
+
+def take(handout: Handout, here: int, wanted: int, now: float) -> int | None:
+    """As somebody new."""
+    return handout.take(f"client {next(ASKERS)}", here, wanted, now)
+
+
+def test_each_shard_is_given_once_and_only_what_is_here_and_wanted() -> None:
+    handout = Handout()
+    assert take(handout, 0, ALL, 0.0) is None
+    assert take(handout, bits.of([2]), bits.of([0, 1]), 0.0) is None
+    assert [take(handout, bits.of([1, 2]), ALL, 0.0) for _ in range(3)] == [1, 2, None]
+    assert [take(handout, ALL, ALL, 1.0) for _ in range(3)] == [0, 3, None]
+
+
+def test_after_a_while_it_is_free_for_all_who_still_lack_it() -> None:
+    handout = Handout()
+    assert [take(handout, ALL, ALL, float(at)) for at in range(4)] == [0, 1, 2, 3]
+    assert handout.next_free(ALL, ALL, 4.0) == PATIENCE_S - 4.0
+    assert take(handout, ALL, ALL, PATIENCE_S - 0.1) is None
+    assert [take(handout, ALL, bits.of([0]), PATIENCE_S) for _ in range(3)] == [0, 0, 0]
+    later = 3.0 + PATIENCE_S
+    assert [take(handout, ALL, ALL, later) for _ in range(4)] == [1, 2, 3, 1]  # the least given first
+    assert handout.next_free(ALL, ALL, later) == 0.0
+
+
+def test_a_broken_delivery_never_was() -> None:
+    handout = Handout()
+    assert take(handout, ALL, bits.of([3]), 0.0) == 3
+    handout.give_back(3)
+    assert handout.next_free(ALL, bits.of([3]), 0.1) is None
+    assert take(handout, ALL, bits.of([3]), 0.1) == 3
+    assert take(handout, ALL, bits.of([3]), PATIENCE_S + 0.1) == 3
+    handout.give_back(3)  # the second delivery broke: the first still counts
+    assert handout.next_free(ALL, bits.of([3]), 0.1) == PATIENCE_S
+
+
+def test_one_who_asks_twice_at_once_gets_no_shard_twice() -> None:
+    handout = Handout()
+    assert take(handout, ALL, bits.of([0]), 0.0) == 0
+    at = PATIENCE_S
+    assert [handout.take("a", ALL, bits.of([0]), at) for _ in range(2)] == [0, None]
+    assert handout.take("b", ALL, bits.of([0]), at) == 0
+    assert handout.take("a", ALL, bits.of([0]), at + PATIENCE_S) == 0
