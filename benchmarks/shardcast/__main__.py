@@ -11,8 +11,10 @@ that take part in nothing but passing on must send four copies from two uplinks:
 senders together six copies: the same). Both count payload alone: Ethernet, IP and TCP headers add 4.5 %, which no
 variant can avoid, and which the counted bytes include.
 
-`published` is the PyPI package `shardcast` 0.3.2 by its own defaults (50 MB shards, 10 downloads at once), its relays
-and workers asking for news every second.
+`full` and `peers` are this project's relays without and with workers that swap. `delta` is a version published as the
+difference to the one before, which the workers have (a simulated Adam step at 1e-6, see `weights`), held against the
+bound of `full`. `published` is the PyPI package `shardcast` 0.3.2 by its own defaults (50 MB shards, 10 downloads at
+once), its relays and workers asking for news every second.
 
 The sweep has 2 to 32 workers at `--sweep-mbit` with a smaller file: two cores can't carry 34 hosts at 200 Mbit/s.
 Shards shrink with files below 256 MiB, so that there are 128 of them as of 256 MiB in shards of the default size.
@@ -47,6 +49,7 @@ from benchmarks.shardcast.report import (
     tree_bound_s,
     with_ratios,
 )
+from benchmarks.shardcast.weights import make_pair
 from protocol.errors import RollswarmError, UserError
 
 RELAYS, WORKERS = 2, 4
@@ -56,17 +59,19 @@ _GENEROUS = 20.0  # a publication may take this many times the origin's bound be
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What is published: a folder, its bytes, and the seconds that the origin's uplink needs for them."""
+    """What is published: a folder, the one before it, its bytes, and the seconds that the origin's uplink needs."""
 
     folder: Path
+    before: Path
     size: int
     bound_s: float
 
 
 Publish = Callable[[Network, Plan], Awaitable[Sample]]
 VARIANTS: dict[str, Publish] = {
-    "full": ours.publish_once,
-    "peers": functools.partial(ours.publish_once, peers=True),
+    "full": ours.publish_full,
+    "peers": functools.partial(ours.publish_full, peers=True),
+    "delta": ours.publish_delta,
     PUBLISHED: published.publish_once,
 }
 
@@ -127,8 +132,8 @@ async def _run(arguments: argparse.Namespace) -> None:
 
 
 async def _variants(arguments: argparse.Namespace, chosen: list[str], scratch: Path) -> dict[str, dict[str, object]]:
-    size = arguments.mib * MIB
-    version = _make_version(scratch, size, arguments.mbit)
+    version = _make_version(scratch, arguments.mib * MIB, arguments.mbit)
+    size = version.size
     samples: dict[str, list[Sample]] = {name: [] for name in chosen}
     with network(RELAYS, WORKERS, arguments.mbit) as net:
         for repeat in range(max(arguments.repeats, arguments.published_repeats)):
@@ -140,12 +145,13 @@ async def _variants(arguments: argparse.Namespace, chosen: list[str], scratch: P
 
 
 async def _sweep(arguments: argparse.Namespace, chosen: list[str], scratch: Path) -> dict[str, dict[str, object]]:
-    size, mbit = arguments.sweep_mib * MIB, arguments.sweep_mbit
+    mbit = arguments.sweep_mbit
     name = next((each for each in ("peers", "full") if each in chosen), None)
     counts = [int(text) for text in arguments.sweep.split(",") if text]
     if name is None or not counts:
         return {}
-    version = _make_version(scratch, size, mbit)
+    version = _make_version(scratch, arguments.sweep_mib * MIB, mbit)
+    size = version.size
     found = {}
     for workers in counts:
         with network(RELAYS, workers, mbit) as net:
@@ -158,7 +164,9 @@ async def _sweep(arguments: argparse.Namespace, chosen: list[str], scratch: Path
 async def _publish(publish: Publish, net: Network, version: Version, scratch: Path, label: str) -> Sample:
     limit_s = 60.0 + _GENEROUS * max(1.0, len(net.workers) / RELAYS) * version.bound_s
     with tempfile.TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True) as hosts:
-        sample = await publish(net, Plan(version.folder, shard_bytes(version.size), Path(hosts), limit_s))
+        sample = await publish(
+            net, Plan(version.folder, version.before, shard_bytes(version.size), Path(hosts), limit_s)
+        )
     print(
         f"{label}: first {sample.first_s:.2f} s, last {sample.last_s:.2f} s, "
         f"origin sent {sample.origin_sent / version.size:.2f} copies",
@@ -175,7 +183,7 @@ def _bound(name: str, size: int, mbit: float, relays: int, workers: int) -> floa
 @contextmanager
 def _scratch(work: Path, mib: int, hosts: int) -> Iterator[Path]:
     """A folder that goes when the run ends. Raises UserError if the hosts' files would not fit."""
-    need = mib * MIB * (hosts + 3)
+    need = mib * MIB * (2 * hosts + 4)  # a delta needs two versions everywhere
     if not work.is_dir() or shutil.disk_usage(work).free < need:
         raise UserError(
             f"{work} needs {need // MIB} MiB of room for all hosts' files: give another --work or less --mib"
@@ -185,12 +193,11 @@ def _scratch(work: Path, mib: int, hosts: int) -> Iterator[Path]:
 
 
 def _make_version(scratch: Path, size: int, mbit: float) -> Version:
-    """A folder with one file of random bytes."""
+    """Two versions of one file of weights."""
     folder = Path(tempfile.mkdtemp(dir=scratch, prefix="version-"))
-    with (folder / "model.safetensors").open("wb") as file:
-        for at in range(0, size, MIB):
-            file.write(os.urandom(min(MIB, size - at)))
-    return Version(folder, size, origin_bound_s(size, mbit))
+    make_pair(folder / "before", folder / "after", size)
+    made = sum(file.stat().st_size for file in (folder / "after").iterdir())
+    return Version(folder / "after", folder / "before", made, origin_bound_s(made, mbit))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,94 +16,131 @@ from protocol.signing import Identity
 
 START_S = 120.0
 _ORIGIN_PORT, _RELAY_PORT = "8600", "8601"
+_HOST = "benchmarks.shardcast.ours_host"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is published and how long it may take."""
+    """What is published and how long it may take. `before`: the version that came before it, for a delta."""
 
-    folder: Path  # the version's files
+    folder: Path
+    before: Path
     shard_bytes: int
     scratch: Path  # emptied by the caller after each publication
     limit_s: float
 
 
-async def publish_once(net: Network, plan: Plan, *, peers: bool = False) -> Sample:
-    """Start everything, publish one version, and stop everything. `peers`: workers swap pieces."""
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Everything that runs, while it runs."""
+
+    net: Network
+    plan: Plan
+    seed: bytes
+    origin: Process
+    relays: Sequence[Process]
+    workers: Sequence[Process]
+
+    async def publish(self, version: int, folder: Path, base: Path | None = None) -> Sample:
+        """Publish a folder and wait until every worker has it. With `base`, which was published before, as a delta."""
+        senders = (self.net.origin, *self.net.relays)
+        sent_before = [host.sent_bytes() for host in senders]
+        cpu_before = self._cpu()
+        publisher = running(
+            self.net.origin,
+            *(sys.executable, "-m", _HOST, "publish", "--origin", _url(self.net.origin.address, _ORIGIN_PORT)),
+            *("--seed", self.seed.hex(), "--folder", str(folder), "--version", str(version)),
+            *("--data", str(self.plan.scratch / "origin"), "--shard-bytes", str(self.plan.shard_bytes)),
+            *([] if base is None else ["--base", str(base)]),
+            log_folder=self.plan.scratch,
+        )
+        async with publisher as publishing:
+            announced, prepared = map(float, (await publishing.wait_for("announced", START_S)).split())
+            done = [float(text) for text in await all_say(self.workers, "done", self.plan.limit_s)]
+        sent = [host.sent_bytes() - already for host, already in zip(senders, sent_before, strict=True)]
+        return Sample(
+            worker_s=tuple(at - announced for at in done),
+            prepare_s=prepared,
+            origin_sent=sent[0],
+            relays_sent=sum(sent[1:]),
+            cpu_s={role: used - cpu_before[role] for role, used in self._cpu().items()},
+        )
+
+    async def settle(self, version: int) -> None:
+        """Wait until the relays have the whole version, too."""
+        urls = _options("--relay", [_url(host.address, _RELAY_PORT) for host in self.net.relays])
+        waiting = running(
+            self.net.origin,
+            *(sys.executable, "-m", _HOST, "settle", "--version", str(version), *urls),
+            log_folder=self.plan.scratch,
+        )
+        async with waiting as settling:
+            await settling.wait_for("settled", self.plan.limit_s)
+
+    def _cpu(self) -> dict[str, float]:
+        roles = {"origin": [self.origin], "relays": self.relays, "workers": self.workers}
+        return {role: sum(process.cpu_seconds() for process in processes) for role, processes in roles.items()}
+
+
+async def publish_full(net: Network, plan: Plan, *, peers: bool = False) -> Sample:
+    """Publish one version in full. `peers`: workers swap pieces."""
+    async with deployed(net, plan, peers=peers) as deployment:
+        return await deployment.publish(0, plan.folder)
+
+
+async def publish_delta(net: Network, plan: Plan) -> Sample:
+    """Publish a version to workers that have the one before: what comes is the difference."""
+    async with deployed(net, plan, peers=False) as deployment:
+        await deployment.publish(0, plan.before)
+        await deployment.settle(0)
+        return await deployment.publish(1, plan.folder, plan.before)
+
+
+@asynccontextmanager
+async def deployed(net: Network, plan: Plan, *, peers: bool) -> AsyncIterator[Deployment]:
+    """Start an origin, relays and workers, and stop them at the end."""
     seed = os.urandom(32)
     key = ("--trainer-key", Identity.from_seed(seed).key_id)
+    hosts = (net.origin, *net.relays, *net.workers)
     async with AsyncExitStack() as stack:
 
-        async def start(host_index: int, *command: str) -> Process:
-            host = (net.origin, *net.relays, *net.workers)[host_index]
-            process = running(host, sys.executable, "-m", *command, log_folder=plan.scratch)
+        async def start(number: int, *command: str) -> Process:
+            process = running(hosts[number], sys.executable, "-m", *command, log_folder=plan.scratch)
             return await stack.enter_async_context(process)
 
-        origin_url = f"http://{net.origin.address}:{_ORIGIN_PORT}"
-        origin_data = plan.scratch / "origin"
+        def data(number: int) -> tuple[str, ...]:
+            return (str(plan.scratch / hosts[number].role), *key)
+
+        origin_url = _url(net.origin.address, _ORIGIN_PORT)
         listen = ("--host", net.origin.address, "--port", _ORIGIN_PORT)
-        origin = await start(0, "shardcast.main", "origin", "--data-dir", str(origin_data), *key, *listen)
+        origin = await start(0, "shardcast.main", "origin", "--data-dir", *data(0), *listen)
         await origin.wait_for("ready", START_S)
+        urls = [_url(host.address, _RELAY_PORT) for host in net.relays]
         relays = [
             await start(
                 number,
-                *("shardcast.main", "relay", "--origin", origin_url, "--data-dir", str(plan.scratch / host.role), *key),
-                *("--host", host.address, "--port", _RELAY_PORT),
-                *_options("--peer", [f"http://{each.address}:{_RELAY_PORT}" for each in net.relays if each != host]),
+                *("shardcast.main", "relay", "--origin", origin_url, "--data-dir", *data(number)),
+                *("--host", hosts[number].address, "--port", _RELAY_PORT),
+                *_options("--peer", [url for url in urls if url != urls[number - 1]]),
             )
-            for number, host in enumerate(net.relays, start=1)
+            for number in range(1, 1 + len(net.relays))
         ]
         await all_say(relays, "ready", START_S)
-        sources = _options("--source", [f"http://{host.address}:{_RELAY_PORT}" for host in net.relays])
         workers = [
             await start(
                 number,
-                *("benchmarks.shardcast.ours_host", "worker", *sources, *key),
-                *("--data", str(plan.scratch / host.role), *(["--peers"] if peers else [])),
+                *(_HOST, "worker", *_options("--source", urls), "--data", *data(number)),
+                *(["--peers"] if peers else []),
             )
-            for number, host in enumerate(net.workers, start=1 + len(net.relays))
+            for number in range(1 + len(net.relays), len(hosts))
         ]
         await all_say(workers, "ready", START_S)
-        return await _measure(net, plan, seed, origin_url, origin_data, origin, relays, workers)
+        yield Deployment(net, plan, seed, origin, relays, workers)
+
+
+def _url(address: str, port: str) -> str:
+    return f"http://{address}:{port}"
 
 
 def _options(name: str, values: Sequence[str]) -> list[str]:
     return [part for value in values for part in (name, value)]
-
-
-async def _measure(
-    net: Network,
-    plan: Plan,
-    seed: bytes,
-    origin_url: str,
-    origin_data: Path,
-    origin: Process,
-    relays: Sequence[Process],
-    workers: Sequence[Process],
-) -> Sample:
-    senders = (net.origin, *net.relays)
-    before = [host.sent_bytes() for host in senders]
-    cpu_before = [process.cpu_seconds() for process in (origin, *relays, *workers)]
-    publisher = running(
-        net.origin,
-        *(sys.executable, "-m", "benchmarks.shardcast.ours_host", "publish", "--origin", origin_url),
-        *("--seed", seed.hex(), "--folder", str(plan.folder), "--data", str(origin_data), "--version", "0"),
-        *("--shard-bytes", str(plan.shard_bytes)),
-        log_folder=plan.scratch,
-    )
-    async with publisher as publishing:
-        announced, prepared = map(float, (await publishing.wait_for("announced", START_S)).split())
-        done = [float(text) for text in await all_say(workers, "done", plan.limit_s)]
-    sent = [host.sent_bytes() - already for host, already in zip(senders, before, strict=True)]
-    used = [
-        process.cpu_seconds() - already
-        for process, already in zip((origin, *relays, *workers), cpu_before, strict=True)
-    ]
-    split = 1 + len(relays)
-    return Sample(
-        worker_s=tuple(at - announced for at in done),
-        prepare_s=prepared,
-        origin_sent=sent[0],
-        relays_sent=sum(sent[1:]),
-        cpu_s={"origin": used[0], "relays": sum(used[1:split]), "workers": sum(used[split:])},
-    )

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import time
 from pathlib import Path
+
+import aiohttp
 
 from protocol.manifest import sign_manifest
 from protocol.signing import Identity
 from shardcast.client import ShardcastClient
-from shardcast.publish import announce, describe, stage
+from shardcast.publish import Described, announce, describe, make_delta, stage
 from shardcast.swarm import Swarm, SwarmConfig
 
 RUN = "benchmark"
 _READY_WAIT_S = 60.0
+_POLL_S = 0.2
 
 
 async def work(arguments: argparse.Namespace) -> None:
@@ -41,14 +45,41 @@ async def publish(arguments: argparse.Namespace) -> None:
     """Publish a folder, and say how long it took to prepare and when it was announced."""
     begin = time.monotonic()
     identity = Identity.from_seed(bytes.fromhex(arguments.seed))
-    described = describe(
-        arguments.folder, run_id=RUN, policy_version=arguments.version, shard_bytes=arguments.shard_bytes
-    )
-    envelope = sign_manifest(described.manifest, identity)
-    await stage(arguments.folder, arguments.data, arguments.version, move=False, torrent=described.torrent)
+    described = _describe(arguments.folder, arguments.version, arguments.shard_bytes)
+    manifest, delta = described.manifest, None
+    if arguments.base is not None:
+        base = _describe(arguments.base, arguments.version - 1, arguments.shard_bytes).manifest
+        begin = time.monotonic()  # a trainer knows the base's manifest
+        delta = arguments.data / "scratch.delta"
+        made = make_delta(arguments.base, base, arguments.folder, manifest, delta, threads=os.cpu_count() or 1)
+        if made is None:
+            raise SystemExit("the two versions differ too much for a delta")
+        manifest = made
+    envelope = sign_manifest(manifest, identity)
+    await stage(arguments.folder, arguments.data, arguments.version, move=False, torrent=described.torrent, delta=delta)
     announced = time.monotonic()
     await announce(arguments.origin, envelope)
     print(f"announced {announced} {announced - begin}", flush=True)
+
+
+async def settle(arguments: argparse.Namespace) -> None:
+    """Wait until the relays have a version whole."""
+    async with aiohttp.ClientSession() as session:
+        for url in arguments.relay:
+            await _settled(session, url, arguments.version)
+    print("settled", flush=True)
+
+
+async def _settled(session: aiohttp.ClientSession, url: str, version: int) -> None:
+    while True:
+        async with session.get(f"{url}/healthz") as response:
+            if (await response.json())["complete"] == version:
+                return
+        await asyncio.sleep(_POLL_S)
+
+
+def _describe(folder: Path, version: int, shard_bytes: int) -> Described:
+    return describe(folder, run_id=RUN, policy_version=version, shard_bytes=shard_bytes)
 
 
 def main() -> None:
@@ -67,7 +98,12 @@ def main() -> None:
     publisher.add_argument("--data", type=Path)
     publisher.add_argument("--version", type=int)
     publisher.add_argument("--shard-bytes", type=int)
+    publisher.add_argument("--base", type=Path)
     publisher.set_defaults(run=publish)
+    settler = roles.add_parser("settle")
+    settler.add_argument("--relay", action="append")
+    settler.add_argument("--version", type=int)
+    settler.set_defaults(run=settle)
     arguments = parser.parse_args()
     asyncio.run(arguments.run(arguments))
 

@@ -30,7 +30,7 @@ class Sample:
 
 def shard_bytes(size: int) -> int:
     """The default for 256 MiB and more; for smaller files as many shards as 256 MiB have, at least 64 KiB each."""
-    fraction = 1 << max(0, (256 * MIB // size).bit_length() - 1)
+    fraction = 1 << max(0, (round(256 * MIB / size)).bit_length() - 1)
     return max(MIB // 16, DEFAULT_SHARD_BYTES // fraction)
 
 
