@@ -17,8 +17,8 @@ from types import TracebackType
 
 import aiohttp
 
-from protocol.errors import BadSignature, SourceFault
-from protocol.manifest import Digest, InvalidManifest, Manifest, SignedEnvelope, manifest_digest
+from protocol.errors import SourceFault
+from protocol.manifest import Digest, Manifest, SignedEnvelope, manifest_digest
 from shardcast.asker import CLIENT, Asker, Kind
 from shardcast.bandwidth import Throttle
 from shardcast.config import ClientLimits, parse_keys, parse_source, parse_sources
@@ -30,9 +30,10 @@ from shardcast.obtain import Obtaining
 from shardcast.partial import PartialVersion
 from shardcast.peering import Peering, find_torrent
 from shardcast.pool import SourcePool
+from shardcast.proven import Proven
 from shardcast.reports import send_report
 from shardcast.routing import SourceStats
-from shardcast.sources import Head, Misbehaved, Source, Unavailable, Unknown, new_session
+from shardcast.sources import Head, Source, new_session
 from shardcast.storage import StoredVersion, VersionStore
 from shardcast.swarm import Swarm
 from shardcast.swarm_download import SwarmLimits
@@ -43,10 +44,6 @@ __all__ = ["OnProgress", "Progress", "ShardcastClient", "Way"]
 
 log = logging.getLogger("shardcast")
 
-_RETRY_PAUSE_S = 0.5
-_HEAD_GRACE_S = 0.5
-_KEYS_EVERY_S = 30.0
-_MANIFESTS_KEPT = 8
 _MAX_TELLING = 4
 _MAX_PEERS = 32
 
@@ -83,16 +80,13 @@ class ShardcastClient:
         self.own_id = own_id
         self.manners = Manners(clock)
         self._limits = limits or ClientLimits()
-        self._run_id = run_id
         self._throttle = Throttle.from_mbit(max_mbit)
         self._metrics = metrics
         self._rng = rng or random.Random()
         self._clock = clock
         self.store = store or VersionStore(Path(cache_dir), parse_keys(pinned_keys), durable=False)
         self._peering = Peering(swarm, self.store, SwarmLimits()) if swarm else None
-        self._manifests: dict[Digest, tuple[Manifest, SignedEnvelope]] = {}
-        self._keys_asked: dict[str, float] = {}  # when each source was last asked for rotations of the key
-        self._announced = -1  # the newest version that was proven to exist
+        self._proven = Proven(self.store, self._limits, self._opened, run_id=run_id, clock=clock)
         self._session: aiohttp.ClientSession | None = None
         self._pool: SourcePool | None = None
         self._telling: set[asyncio.Task[None]] = set()
@@ -130,58 +124,21 @@ class ShardcastClient:
         Without `after` the highest that any source proves now, or else the first that comes. With it, all sources are
         asked at once and the first that proves a newer version decides. Raises SourceFault if every source failed.
         """
-        deadline = self._clock() + wait_s
-        wait = 0.0 if after is None else wait_s  # what is there already is not held up by a source that has nothing
-        while True:
-            pause = min(max(self._opened().next_ready() or 0.0, _RETRY_PAUSE_S), 30.0)
-            try:
-                found = await self._ask_heads(after, wait)
-            except SourceFault:
-                if self._clock() + pause >= deadline:
-                    raise
-            else:
-                if found is not None or self._clock() >= deadline:
-                    return found
-                pause = 0.0 if after is None else pause
-            after = -1 if after is None else after
-            await asyncio.sleep(max(0.0, min(pause, deadline - self._clock())))
-            wait = max(0.0, deadline - self._clock())
+        return await self._proven.head(after, wait_s)
 
     async def manifest(
         self, version: int, expected_digest: Digest | str | None = None
     ) -> tuple[Manifest, SignedEnvelope]:
-        """A version's manifest, checked against the pinned keys and, if given, the expected digest.
+        """A version's manifest, checked against the trainer's keys and, if given, the expected digest.
 
         Taken from the cache or from the first source that proves it. With an expected digest the version is known to
         exist, so sources that don't have it yet are asked again until the deadline. Raises SourceFault.
         """
-        expected = Digest(expected_digest) if expected_digest is not None else self.store.names.get(version)
-        stored = self.store.get(version)
-        if stored is not None and expected in (None, stored.digest):
-            return stored.manifest, stored.envelope
-        if expected is not None:
-            self.store.check_name(version, expected)
-            if expected in self._manifests:
-                return self._manifests[expected]
-        deadline = self._clock() + self._limits.deadline_s
-        while True:
-            pool = self._opened()
-            absent = 0
-            sources = pool.usable()
-            for source in sources:
-                try:
-                    return await self._manifest_from(source, version, expected)
-                except Unknown as fault:
-                    absent += 1
-                    log.info("%s", fault, extra={"action": "manifest", "source": source.url})
-                except SourceFault as fault:
-                    pool.failed(source, fault)
-            wait = pool.next_ready()
-            if absent == len(sources) and expected is None:
-                raise SourceFault(f"no source has version {version}: {pool.report()}")
-            if wait is None or self._clock() + wait > deadline:
-                raise SourceFault(f"no source gave the manifest of version {version}: {pool.report()}")
-            await asyncio.sleep(max(wait, _RETRY_PAUSE_S))
+        return await self._proven.manifest(version, expected_digest)
+
+    async def manifest_if_there(self, version: int, digest: Digest) -> Manifest | None:
+        """The manifest with this digest, if it is here or a source has it at hand; None if not. Nobody waits for it."""
+        return await self._proven.manifest_if_there(version, digest)
 
     async def fetch(
         self,
@@ -203,9 +160,8 @@ class ShardcastClient:
                 stored = await self._fill(manifest, envelope, on_progress)
         if stored.digest != digest:
             raise SourceFault(f"version {version} is here as {stored.digest} and was asked for as {digest}")
-        self._announced = max(self._announced, version)
         if self._metrics:
-            self._metrics.set_versions(version, self._announced)
+            self._metrics.set_versions(version, max(self._proven.newest, version))
         return stored.path
 
     def add_peers(self, urls: Iterable[str]) -> None:
@@ -228,22 +184,6 @@ class ShardcastClient:
         self.store.remove(gone)
         self.store.remove_stale_partials()
         return gone
-
-    async def manifest_if_there(self, version: int, digest: Digest) -> Manifest | None:
-        """The manifest with this digest, if it is here or a source has it at hand; None if not. Nobody waits for it."""
-        stored = self.store.get(version)
-        if stored is not None and stored.digest == digest:
-            return stored.manifest
-        if self.store.names.get(version) not in (None, digest):
-            return None
-        for source in self._opened().usable():
-            try:
-                return (await self._manifest_from(source, version, digest, at_hand=True))[0]
-            except Unknown:
-                continue
-            except SourceFault as fault:
-                self._opened().failed(source, fault)
-        return None
 
     def note_way(self, way: Way) -> None:
         """A version became complete."""
@@ -327,104 +267,6 @@ class ShardcastClient:
         layout = Layout.of(manifest)
         return None if layout is None else await find_torrent(manifest, layout, self._opened())
 
-    async def _ask_heads(self, after: int | None, wait_s: float) -> Head | None:
-        pool = self._opened()
-        sources = pool.usable()
-        if not sources:
-            raise SourceFault(f"every source was dropped: {pool.report()}")
-        tasks = {asyncio.create_task(self._proven_head(source, after, wait_s)) for source in sources}
-        found: list[Head | None] = []
-        waiting = set(tasks)
-        try:
-            while waiting:
-                # Once one has proven a head, the others have a moment to prove a newer one.
-                grace = _HEAD_GRACE_S if any(found) else None
-                ended, waiting = await asyncio.wait(waiting, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
-                found += [task.result() for task in ended if task.exception() is None]
-                for task in ended:
-                    _raise_unless_source_fault(task)
-                if any(found) and (after is not None or not ended):
-                    break
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        if not found:
-            raise SourceFault(f"no source answers: {pool.report()}")
-        return max((head for head in found if head is not None), key=lambda head: head.version, default=None)
-
-    async def _proven_head(self, source: Source, after: int | None, wait_s: float) -> Head | None:
-        pool = self._opened()
-        try:
-            await self._follow_keys(source)
-            head = await source.head(after, wait_s)
-            if head is None or (after is not None and head.version <= after):
-                return None
-            await self._manifest_from(source, head.version, head.manifest_digest)
-            return head
-        except SourceFault as fault:
-            pool.failed(source, fault)
-            raise
-
-    async def _manifest_from(
-        self, source: Source, version: int, expected: Digest | None, *, at_hand: bool = False
-    ) -> tuple[Manifest, SignedEnvelope]:
-        """Ask one source and check everything. Raises Misbehaved, Unavailable."""
-        if expected is not None and expected in self._manifests:
-            return self._manifests[expected]
-        await self._follow_keys(source)
-        envelope = await source.envelope(version, at_hand=at_hand)
-        try:
-            manifest = await self._open_manifest(source, envelope)
-        except (BadSignature, InvalidManifest) as error:
-            raise Misbehaved(f"{source.url}: manifest of version {version} refused: {error}") from None
-        digest = manifest_digest(envelope.payload)
-        self._check_manifest(source, manifest, version)
-        if expected is not None and digest != expected:
-            raise Misbehaved(f"{source.url}: serves version {version} as {digest}, expected {expected}")
-        named = self.store.names.get(version)
-        if named is not None and named != digest:
-            raise Misbehaved(f"{source.url}: serves version {version} as {digest}; here it names {named} for ever")
-        self._remember(digest, manifest, envelope)
-        self._announced = max(self._announced, version)
-        return manifest, envelope
-
-    async def _open_manifest(self, source: Source, envelope: SignedEnvelope) -> Manifest:
-        try:
-            return await asyncio.to_thread(self.store.keys.open_manifest, envelope)
-        except BadSignature:
-            await self._follow_keys(source, within_s=0.0)  # it may have been rotated a moment ago
-            return await asyncio.to_thread(self.store.keys.open_manifest, envelope)
-
-    async def _follow_keys(self, source: Source, within_s: float = _KEYS_EVERY_S) -> None:
-        """Ask a source, now and then, for rotations of the trainer's key, and keep those that extend the chain.
-
-        Every source is asked, before its news is waited for, so that no single one can hide a rotation.
-        """
-        asked = self._keys_asked.get(source.url)
-        if asked is not None and self._clock() - asked < within_s:
-            return
-        statements = await source.rotations()
-        self._keys_asked[source.url] = self._clock()
-        if await asyncio.to_thread(self.store.extend_keys, statements):
-            self._manifests.clear()  # some may be signed by a key that was rotated away
-
-    def _check_manifest(self, source: Source, manifest: Manifest, version: int) -> None:
-        if manifest.policy_version != version:
-            raise Misbehaved(f"{source.url}: serves the manifest of version {manifest.policy_version} for {version}")
-        if self._run_id is not None and manifest.run_id != self._run_id:
-            raise Misbehaved(f"{source.url}: serves run {manifest.run_id!r}, this is run {self._run_id!r}")
-        if manifest.total_bytes > self._limits.max_total_bytes:
-            raise Unavailable(
-                f"{source.url}: version {version} has {manifest.total_bytes} bytes, "
-                f"this client takes at most {self._limits.max_total_bytes}"
-            )
-
-    def _remember(self, digest: Digest, manifest: Manifest, envelope: SignedEnvelope) -> None:
-        self._manifests[digest] = (manifest, envelope)
-        while len(self._manifests) > _MANIFESTS_KEPT:
-            del self._manifests[next(iter(self._manifests))]
-
     def _as_relay(self) -> Asker:
         return Asker(Kind.RELAY, self.own_id) if self.own_id else CLIENT
 
@@ -445,9 +287,3 @@ class ShardcastClient:
                 clock=self._clock,
             )
         return self._pool
-
-
-def _raise_unless_source_fault(task: asyncio.Task[Head | None]) -> None:
-    error = task.exception()
-    if error is not None and not isinstance(error, SourceFault):
-        raise error
