@@ -10,8 +10,8 @@ PRESET ?= smollm2
 
 help:
 	@echo "make demo [PRESET=tiny]   the whole network on this machine, about ten minutes"
-	@echo "make test                 all tests, real vLLM included"
-	@echo "make test-all             the same, and then the demo with its tiny model"
+	@echo "make test                 all tests but those of many samples, real vLLM included"
+	@echo "make test-all             those too, and then the demo with its tiny model"
 	@echo "make check                linters, type checker, protobuf lint"
 	@echo "make protos               generate the gRPC stubs again"
 
@@ -24,9 +24,10 @@ $(STAMP): pyproject.toml deploy/install.sh
 	touch $(STAMP)
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not full"
 
 test-all: test
+	$(BIN)/python -m pytest -m full
 	$(MAKE) demo PRESET=tiny
 
 demo: setup

@@ -14,8 +14,18 @@ from coordinator.store import events, groups
 from coordinator.store import evidence as store
 from coordinator.store.evidence import Kept
 from coordinator.verification.comparison import compare
-from coordinator.verification.pooled import Pooled, PooledTest
-from coordinator.verification.pooling import Evidence, alarm_level, is_alarmed, normalised, observe, restarted
+from coordinator.verification.pooled import ALERT, STRIKE, Pooled, PooledTest
+from coordinator.verification.pooling import (
+    Evidence,
+    alarm_level,
+    is_alarmed,
+    is_common,
+    normalised,
+    observe,
+    restarted,
+)
+
+_ACTIVE_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +55,26 @@ async def add(
         before = kept.get(test.name, Kept(Evidence(test.name)))
         now = observe(before.evidence, observations[test.name], tokens)
         if is_alarmed(now, test, pooled):
-            alarms.append(Alarm(worker_id, test.name, test.action, _words(now, test, pooled)))
+            alarms.append(await _alarm(connection, worker_id, now, test, pooled, at))
             kept[test.name] = Kept(restarted(now), at)
         else:
             kept[test.name] = Kept(now, before.alarmed_at)
         await store.save(connection, worker_id, kept[test.name], at)
     await _watch(connection, worker_id, kept, pooled, at)
     return alarms
+
+
+async def _alarm(
+    connection: AsyncConnection, worker_id: str, now: Evidence, test: PooledTest, pooled: Pooled, at: float
+) -> Alarm:
+    """The alarm, which bans nobody if most workers are on their way to the same one."""
+    level = alarm_level(test, pooled)
+    others = await store.others(connection, test.name, worker_id, at - _ACTIVE_S)
+    words = _words(now, test, pooled)
+    if test.action == STRIKE and is_common([1.0, *(log_e / level for log_e in others)], pooled.watch):
+        words += "; most workers show the same, so that nobody is banned for it: calibrate again"
+        return Alarm(worker_id, test.name, ALERT, words)
+    return Alarm(worker_id, test.name, test.action, words)
 
 
 async def _watch(

@@ -74,7 +74,7 @@ class Intake:
         try:
             async with self._db.write() as connection:
                 known = await rollouts.get(connection, identifier)
-                if known is not None:
+                if known is not None and known.worker_id == worker_id:  # another's is refused like any of another's
                     return self._receipt(identifier, rollout, known.received_at)
                 at = await database.now(connection)
                 await self._admit(connection, worker_id, identifier, rollout, envelope, at)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from shardcast import bits
 from shardcast.have import Have
 
+RETRACT_S = 2.0  # a shard that a source turned out not to have isn't asked from it again within this
 CLAIM_S = 10.0  # a shard that a sibling says is coming to it, and doesn't come within this, counts as nobody's
 
 
@@ -21,7 +22,16 @@ class Holding:
     assumed: bool = False
     role: str = ""
     server_id: str = ""
+    news_at: float = 0.0  # when it last had more than before
     coming: dict[int, float] = field(default_factory=dict)  # shard → when that was first said
+    retracted: dict[int, float] = field(default_factory=dict)  # shard → when it turned out to be absent
+
+    def known(self, now: float) -> int:
+        """The shards that the source may be asked for."""
+        if not self.retracted:
+            return self.have
+        self.retracted = {index: at for index, at in self.retracted.items() if now - at < RETRACT_S}
+        return self.have & ~bits.of(self.retracted)
 
     def claims(self, now: float) -> int:
         """The shards that are on their way to the source, as far as that is still credible."""
@@ -43,6 +53,8 @@ class Availability:
         """Take in an answer. One that doesn't continue what is known begins anew."""
         holding = self.of(url)
         holding.role, holding.server_id = have.role, have.server_id
+        if have.complete or have.added:
+            holding.news_at = now
         if have.complete:
             holding.have, holding.complete, holding.coming = self.full, True, {}
             return
@@ -62,8 +74,6 @@ class Availability:
         holding = self.of(url)
         self._holdings[url] = Holding(role=holding.role, server_id=holding.server_id)
 
-    def retract(self, url: str, index: int) -> None:
-        """The source doesn't have this shard after all."""
-        holding = self.of(url)
-        if not holding.assumed:
-            holding.have &= ~(1 << index)
+    def retract(self, url: str, index: int, now: float) -> None:
+        """The source doesn't have this shard after all, or not any more, or not at this moment."""
+        self.of(url).retracted[index] = now

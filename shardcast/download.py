@@ -15,7 +15,7 @@ import operator
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from protocol.errors import SourceFault
@@ -78,9 +78,10 @@ class Download:
         self._demanded = 0
         self._cut: dict[int, Transfer] = {}
         self._flights: dict[int, Flight] = {}
+        self._asked: Counter[str] = Counter()  # requests in flight at each source
         self._brought: Counter[str] = Counter()  # shards that came from each source
         self._pulse = Pulse()
-        self._last_byte = clock()
+        self._last_byte = self._begun = clock()
         self._siblings = RateMeter()
         self._backlog_since: float | None = None  # since when this relay is idle and siblings have something for it
         self._copying = store is not None
@@ -101,7 +102,7 @@ class Download:
 
     async def run(self) -> None:
         """Return when every shard is verified. Raises SourceFault saying what each source did wrong, DiskFullError."""
-        self._last_byte = self._clock()
+        self._last_byte = self._begun = self._clock()
         try:
             async with asyncio.TaskGroup() as group:
                 watches = [group.create_task(self._watch(source)) for source in self._pool.sources.values()]
@@ -145,19 +146,23 @@ class Download:
     # What to ask for
 
     def _views(self, now: float) -> dict[str, View]:
-        blind = now - self._last_byte > self._limits.hint_patience_s
+        blind = self._is_blind(now)
         spared = self._spared()
         busy = self._busy()
         views = {}
         for url, stats in self._pool.stats.items():
             holding = self._availability.of(url)
-            have = self._availability.full if blind else holding.have
+            have = self._availability.full if blind else holding.known(now)
             # One at a time at first: six that begin together also end together, and nothing can be passed on before.
             # And one at a time from siblings while both sides have clients to serve: more would share what is little.
             polite = busy and self._pool.sources[url].peer
             most = 1 if polite else min(self._limits.parallel_per_source, 1 + self._brought[url])
-            views[url] = View(stats, have, holding.claims(now), url in spared, most)
+            views[url] = View(stats, have, holding.claims(now), url in spared, self._asked[url], most)
         return views
+
+    def _is_blind(self, now: float) -> bool:
+        """Nothing came for so long that what the sources say they have can't be the whole truth."""
+        return now - self._last_byte > self._limits.hint_patience_s
 
     def _spared(self) -> set[str]:
         """The sources that a relay with siblings asks as little of as it can: the origins, else all but the siblings."""
@@ -176,7 +181,9 @@ class Download:
         lag = self._siblings_lag([views[url].have for url in siblings], now)
         ids = {self._availability.of(url).server_id for url in siblings} - {""}
         own = selection.slice_of(ids, self._own_id, len(self._shards))
-        return Wish(self._missing, bits.of(self._cut), own, only_own=self._busy(), spare=not lag)
+        fresh = max([self._begun, *(self._availability.of(url).news_at for url in siblings)])
+        only_own = self._busy() and now - fresh < self._limits.hint_patience_s  # else they don't see to their slices
+        return Wish(self._missing, bits.of(self._cut), own, only_own, spare=not lag and not self._is_blind(now))
 
     def _siblings_lag(self, haves: list[int], now: float) -> bool:
         held = functools.reduce(operator.or_, haves, 0)
@@ -224,7 +231,7 @@ class Download:
         flight.task = asyncio.create_task(self._attempt(source, pick.index, transfer.writer))
         done = False
         try:
-            with self._pool.in_flight(source):  # counted before anybody else chooses
+            with self._asking(source):  # counted before anybody else chooses
                 whole = await ended(flight.task)
             if whole and not flight.settled:
                 flight.settled = done = self._commit(transfer, source)
@@ -251,7 +258,7 @@ class Download:
         with self._partial.scratch(pick.index) as writer:
             flight.hedge = asyncio.create_task(self._attempt(source, pick.index, writer, quiet=True))
             try:
-                with self._pool.in_flight(source):
+                with self._asking(source):
                     whole = await ended(flight.hedge)
                 if whole and writer.digest != self._shards[pick.index].digest:
                     self._pool.failed(source, Misbehaved(f"{source.url}: served wrong bytes for shard {pick.index}"))
@@ -265,6 +272,16 @@ class Download:
                 self._waste(writer.received)
             finally:
                 flight.race_over.set()
+
+    @contextlib.contextmanager
+    def _asking(self, source: Source) -> Iterator[None]:
+        """Count a request while it lasts."""
+        self._asked[source.url] += 1
+        try:
+            with self._pool.in_flight(source):
+                yield
+        finally:
+            self._asked[source.url] -= 1
 
     def _take_over(self, index: int, scratch: ShardWriter) -> None:
         with self._partial.writer(index) as writer:
@@ -293,7 +310,7 @@ class Download:
             await source.read_shard(digest, writer.size, at_start, self._write_to(writer, source, quiet))
         except SourceFault as fault:
             if isinstance(fault, (NotYet, Unknown)):
-                self._availability.retract(source.url, index)
+                self._availability.retract(source.url, index, self._clock())
             self._pool.failed(source, fault, progressed=writer.received > at_start)
             return False
         self._brought[source.url] += 1

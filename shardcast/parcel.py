@@ -45,6 +45,10 @@ class Parcel:
         """Whether the shard belongs to it."""
         return digest in self._where
 
+    def has(self, digest: Digest) -> bool:
+        """Whether the shard is here."""
+        return self._where.get(digest, -1) in self.partial.have
+
     async def wait_shard(self, digest: Digest, wait_s: float) -> ShardLocation:
         """Where the shard lies once it is verified. Raises NotYet after `wait_s`."""
         if self._where[digest] not in self.partial.have:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from shardcast import routing
 from shardcast.routing import SourceStats
-from shardcast.sources import Misbehaved, NotYet, Source
+from shardcast.sources import Misbehaved, NotYet, Source, Unknown
 
 log = logging.getLogger("shardcast")
 
@@ -78,7 +78,7 @@ class SourcePool:
         """Take note of a fault: not yet, may pass, or proof. `progressed`: bytes came before it."""
         stats = self._stats[source.url]
         now = self._clock()
-        if isinstance(fault, NotYet):
+        if isinstance(fault, (NotYet, Unknown)):  # it may well have what another version needs
             self._stats[source.url] = routing.not_yet(stats, str(fault), now)
             return
         if isinstance(fault, Misbehaved):

@@ -1,9 +1,9 @@
 """A relay: follows the newest version and passes each shard on as soon as it is verified.
 
-Loops: `run` waits for a head above the one it has (long poll upstream), begins that version, tells its own clients at
-once, and waits until the version is whole; then it takes the newest again, so a slow relay skips versions instead
-of falling behind. Versions that a client asks for and that are not here (older ones, or version 0 with the
-tokenizer) are pulled through in the same way. Upstream lost: back off, keep serving, try again.
+Loops: `follow` waits for a head above the one it has or is receiving (long poll upstream), begins that version and
+tells its own clients at once. A newer version is begun while an older one still comes; beyond `_MAX_INCOMING` a slow
+relay skips versions instead of falling behind. Versions that a client asks for and that are not here are pulled
+through in the same way. Upstream lost: back off, keep serving, try again.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ class RelayCatalog(Catalog):
         self._pulling: Counter[int] = Counter()  # versions whose manifest upstream is being asked for
         self._asked: dict[int, float] = {}  # versions that were pulled through, and when they were last asked for
         self._starting = asyncio.Lock()
+        self._begun = -1  # the newest version that was begun, and the task that fills it
+        self._newest: asyncio.Task[StoredVersion] | None = None
         self._getting_torrent: dict[int, asyncio.Task[None]] = {}
         self._trouble = ""  # why the newest version can't be had, and since when
         self._trouble_since: float | None = None
@@ -83,9 +85,8 @@ class RelayCatalog(Catalog):
         """Stay at the newest version until cancelled."""
         pause = _PAUSE_FIRST_S
         while True:
-            complete = self.store.head
             try:
-                head = await self._client.head(None if complete is None else complete.version, _POLL_S)
+                head = await self._next_head()
                 self.reconsider()
                 if head is not None:
                     await self._take(head)
@@ -97,6 +98,28 @@ class RelayCatalog(Catalog):
                 log.warning("can't follow, next try in %.1f s: %s", pause, error, extra={"action": "follow"})
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _PAUSE_MAX_S)
+
+    async def _next_head(self) -> Head | None:
+        """A head above what is here or on its way; None after a while, or when what was on its way is whole.
+
+        Raises what the newest version on its way failed with: it is taken again then.
+        """
+        complete = self.store.head
+        after = None if complete is None else complete.version
+        newest, self._newest = self._newest, None
+        if newest is None or newest.done():
+            if newest is not None:
+                newest.result()
+            return await self._client.head(after, _POLL_S)
+        self._newest = newest
+        polling = asyncio.create_task(self._client.head(self._begun, _POLL_S))
+        try:
+            full = len(self._incoming) >= _MAX_INCOMING
+            await asyncio.wait({newest} if full else {newest, polling}, return_when=asyncio.FIRST_COMPLETED)
+            return polling.result() if polling.done() and not full else None
+        finally:
+            polling.cancel()
+            await asyncio.gather(polling, return_exceptions=True)
 
     async def manifest_json(self, version: int, asker: Asker = CLIENT) -> bytes | None:
         if version in self._asked:
@@ -145,9 +168,11 @@ class RelayCatalog(Catalog):
         here = await super().open_shard(digest, wait_s)
         if here is not None:
             return here
-        parcel = next((each for each in self._parcels() if each.names(digest)), None)
-        if parcel is None:
+        naming = [each for each in self._parcels() if each.names(digest)]
+        if not naming:
             return None
+        # Several may hold the shard: the one that has it, or else that of the newest version, which is filled first.
+        parcel = max(naming, key=lambda each: (each.has(digest), each.partial.manifest.policy_version))
         location = await parcel.wait_shard(digest, wait_s)
         try:
             return OpenShard.at(location)
@@ -201,13 +226,13 @@ class RelayCatalog(Catalog):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _take(self, head: Head) -> None:
-        """Begin a version, tell clients, and wait until it is whole."""
+        """Begin a version and tell clients. It is filled while the next head is waited for."""
         manifest, envelope = await self._client.manifest(head.version, head.manifest_digest)
         incoming = await self._begin(manifest, envelope)
         self.manners.expect_clients()
         self._raise_head(head)
-        if incoming is not None and incoming.task is not None:
-            await asyncio.shield(incoming.task)
+        if incoming is not None:
+            self._begun, self._newest = head.version, incoming.task
 
     def _knows(self, total: Digest) -> bool:
         return self._closed or self.store.holds(total) or any(each.total == total for each in self._parcels())

@@ -30,19 +30,21 @@ LAG_GRACE_S = 3.0  # no judgement of siblings before they had this long
 class View:
     """One source at the moment of a choice: shards it has, and shards on their way to it, as bits.
 
-    `most`: requests in flight there at once.
+    `asked`: requests of this download in flight there, of which there may be `most` at once (the source's own count also
+    has those of other versions, which must not keep a newer one waiting).
     """
 
     stats: SourceStats
     have: int
     coming: int = 0
     spared: bool = False
+    asked: int = 0
     most: int = 4
 
     @property
     def full(self) -> bool:
         """It has as many requests in flight as it should."""
-        return self.stats.in_flight >= self.most
+        return self.asked >= self.most
 
     @property
     def alive(self) -> bool:

@@ -102,6 +102,7 @@ class FakeSource:
     manifest: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
     have: Have | None = None
     rotations: list[SignedEnvelope] | None = None
+    older: Version | None = None  # whose shards are served too
     asked: list[str] = field(default_factory=list)
     ranges: list[str] = field(default_factory=list)
 
@@ -143,7 +144,7 @@ class FakeSource:
         digest = request.match_info["digest"]
         self.asked.append(digest)
         self.ranges.append(request.headers.get("Range", ""))
-        data = self.version.shard_bytes(digest)
+        data = self.version.shard_bytes(digest) or (self.older.shard_bytes(digest) if self.older else None)
         if data is None:
             raise web.HTTPNotFound
         if self.shard:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,10 @@ from protocol import gumbel, toploc
 from protocol.errors import OurFault, UserError
 from protocol.rollout import StopReason, VersionSpan
 from worker.engine import Generation, GenerationRequest, Progress, SwapReport, Weights
+
+Choose = Callable[
+    ..., np.ndarray
+]  # as gumbel.select_batch: logits_BV, seeds_B, positions_B, temperatures_B -> tokens_B
 
 
 @dataclass(slots=True)
@@ -58,10 +62,14 @@ class _Sequence:
 
 
 class ReferenceEngine:
-    """Implements worker.engine.Engine. Requests take turns, token by token; a swap takes its turn between two tokens."""
+    """Implements worker.engine.Engine. Requests take turns, token by token; a swap takes its turn between two tokens.
 
-    def __init__(self, dtype: str = "bfloat16") -> None:
+    `choose`: the rule that picks a token; any other than the protocol's is what a verifier must notice.
+    """
+
+    def __init__(self, dtype: str = "bfloat16", choose: Choose = gumbel.select_batch) -> None:
         self._dtype = dtype
+        self._choose = choose
         self._model: Any = None
         self._weights: Weights | None = None
         self._turn = asyncio.Lock()
@@ -81,7 +89,7 @@ class ReferenceEngine:
             while (stop_reason := sequence.stop_reason) is None:
                 async with self._turn:
                     model, weights = self._running()
-                    await asyncio.to_thread(_advance, model, weights, sequence)
+                    await asyncio.to_thread(_advance, model, weights, sequence, self._choose)
                 if sequence.stop_reason is None:
                     yield Progress(tuple(sequence.tokens))
             yield await asyncio.to_thread(sequence.generation, stop_reason)
@@ -122,7 +130,7 @@ def _load_model(weights: Weights, dtype: str) -> Any:
     return AutoModelForCausalLM.from_pretrained(weights.path, local_files_only=True, **options).eval()
 
 
-def _advance(model: Any, weights: Weights, sequence: _Sequence) -> None:
+def _advance(model: Any, weights: Weights, sequence: _Sequence, choose: Choose) -> None:
     """Add one token. After a swap the cache is dropped, so that a span depends on that span's weights alone."""
     import torch
 
@@ -137,7 +145,7 @@ def _advance(model: Any, weights: Weights, sequence: _Sequence) -> None:
     sequence.cache = output.past_key_values
     request = sequence.request
     temperature = request.sampling.temperature
-    token = gumbel.select(logits_V.numpy(), request.seed, len(prefix) - 1, temperature)
+    token = int(choose(logits_V.numpy()[None], [request.seed], [len(prefix) - 1], [temperature])[0])
     logprob = float((logits_V / temperature).log_softmax(dim=-1)[token])
     bits_D = hidden_D.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16).copy()
     sequence.extend(weights, token, logprob, bits_D)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import time
@@ -16,14 +17,16 @@ from benchmarks.pooling import store, vllm_honest
 from benchmarks.pooling.attacks import ATTACKS
 from benchmarks.pooling.engine import BatchEngine
 from benchmarks.pooling.measure import Measured, Verifier, make_requests
-from benchmarks.pooling.simulate import delays, false_alarms
+from benchmarks.pooling.simulate import Delay, delays, false_alarms
 from coordinator.calibration.pooled import fit_tests
 from coordinator.config import model_shape
-from coordinator.verification.pooled import NUMERIC, STRIKE, Pooled, PooledTest
+from coordinator.verification.pooled import NUMERIC, Pooled, PooledTest
 from coordinator.verification.thresholds import DEFAULTS
 from protocol.cli import set_up_logging
 
 _VLLM = "vLLM"
+_ROLLOUTS_MAX = 3_000
+_MAX_STRIKES = 3
 HONEST = {"bf16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -107,21 +110,21 @@ def _report(
     pooled: Pooled,
     options: argparse.Namespace,
 ) -> dict[str, object]:
-    tests = replace(pooled, tests=tuple(replace(test, action=STRIKE) for test in pooled.tests))
-    print(f"{'worker':>14} {'rollouts':>8} {'rejected':>8} | tokens until the alarm: median, 90 %, by")
-    found: dict[str, object] = {}
+    print(
+        f"{'worker':>14} {'rollouts':>8} {'rejected':>8} | tokens until a ban, median and 90 %: by the tests alone | as run"
+    )
+    found: dict[str, dict[str, object]] = {}
     for name, rollouts in measured.items():
         held_out = rollouts[1::2] if name in honest else rollouts
         rejected = sum(not each.accepted for each in rollouts) / len(rollouts)
-        delay = delays(held_out, tests, workers=options.workers, rollouts_max=3_000)
-        found[name] = {
-            "rejected": rejected,
-            **{k: _finite(getattr(delay, k)) for k in ("median_tokens", "p90_tokens", "median_rollouts")},
-        }
-        print(
-            f"{name:>14} {len(rollouts):>8} {rejected:>8.1%} | {delay.median_tokens:>8.0f} {delay.p90_tokens:>8.0f}"
-            f"  {delay.first_test if delay.alarmed else 'none'} ({delay.alarmed:.0%} of workers)"
+        alone, as_run = (
+            delays(held_out, pooled, workers=options.workers, rollouts_max=_ROLLOUTS_MAX, max_strikes=strikes)
+            for strikes in (None, _MAX_STRIKES)
         )
+        tokens = sum(each.tokens for each in rollouts)
+        found[name] = {"rollouts": len(rollouts), "tokens": tokens, "rejected": rejected}
+        found[name] |= {"tests_alone": _numbers(alone), "as_run": _numbers(as_run)}
+        print(f"{name:>14} {len(rollouts):>8} {rejected:>8.1%} | {_words(alone)} | {_words(as_run)}")
     alarms = {
         name: false_alarms(rollouts[1::2], pooled, months=options.months, rollouts_per_month=options.rollouts_per_month)
         for name, rollouts in honest.items()
@@ -129,6 +132,16 @@ def _report(
     for name, by_test in alarms.items():
         print(f"{name:>14}: false alarms in {options.months} worker-months of {options.rollouts_per_month}: {by_test}")
     return {"detection": found, "false_alarms": alarms, "months": options.months}
+
+
+def _words(delay: Delay) -> str:
+    return f"{delay.median_tokens:>7.0f} {delay.p90_tokens:>7.0f} {delay.by or 'never':<14} ({delay.banned:.0%})"
+
+
+def _numbers(delay: Delay) -> dict[str, object]:
+    return {
+        name: _finite(value) if isinstance(value, float) else value for name, value in dataclasses.asdict(delay).items()
+    }
 
 
 def _finite(value: float) -> float | None:

@@ -27,6 +27,7 @@ _OPEN_ENDED = (
     "def fibonacci(n):\n    ",
     "Dear Sir or Madam, I am writing to you because",
 )
+_SHORT_TOKENS = (2, 3, 4, 6, 8, 8, 12, 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Verifier:
 
 
 def make_requests(folder: Path, *, count: int, long_tokens: int, eos: tuple[int, ...], seed: int) -> list[Request]:
-    """Half short answers to sums, half open-ended texts; every one with a seed of its own."""
+    """Half short answers to sums, of all lengths up to 20, half open-ended texts; every one with a seed of its own."""
     tokenizer = RunTokenizer(folder)
     random = np.random.default_rng(seed)
     sums = Arithmetic()
@@ -61,7 +62,8 @@ def make_requests(folder: Path, *, count: int, long_tokens: int, eos: tuple[int,
     for number in range(count):
         short = number % 2 == 0
         text = sums.task(number // 8).prompt if short else _OPEN_ENDED[number // 2 % len(_OPEN_ENDED)]
-        sampling = SamplingParams(1.0, 8 if short else long_tokens, eos)
+        longest = _SHORT_TOKENS[number // 2 % len(_SHORT_TOKENS)] if short else long_tokens
+        sampling = SamplingParams(1.0, longest, eos)
         issued = int(random.integers(0, 2**63 - 1))
         requests.append(Request(f"{seed}-{number}", tuple(tokenizer.encode(text)), issued, sampling))
     return requests

@@ -5,6 +5,7 @@ Shapes: W workers, J stakes, R measured rollouts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,44 +19,65 @@ from coordinator.verification.pooling import STAKES, advance, alarm_level, mixed
 Floats = NDArray[np.float64]
 
 
+STRIKES = "strikes"
+
+
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Tokens until the first alarm of a test that bans; NaN quantiles if too few workers alarmed in time."""
+    """Tokens until a worker is banned; infinite quantiles if too few were in time. `banned`: share of workers that were.
+    `by`: what banned most of them, a test or `STRIKES`."""
 
     median_tokens: float
     p90_tokens: float
     median_rollouts: float
-    alarmed: float
-    first_test: str
+    banned: float
+    by: str
 
 
-def delays(measured: Sequence[Measured], pooled: Pooled, *, workers: int, rollouts_max: int, seed: int = 0) -> Delay:
-    """How many tokens cheats hand in until the first alarm."""
+def delays(
+    measured: Sequence[Measured],
+    pooled: Pooled,
+    *,
+    workers: int,
+    rollouts_max: int,
+    max_strikes: int | None = None,
+    seed: int = 0,
+) -> Delay:
+    """How many tokens cheats hand in until they are banned.
+
+    With `max_strikes`, as a run does it: rejected rollouts strike, and the tests see the others. Without, the tests alone
+    see all rollouts: what a cheat would be up against that no single-rollout check finds.
+    """
     draw = np.random.default_rng(seed)
     tests = [test for test in pooled.tests if test.name in NUMERIC and test.action == STRIKE]
-    values = {test.name: _values(measured, test) for test in tests}
-    tokens_R = np.array([each.tokens for each in measured])
+    values = {test.name: _values(measured, test, accepted_only=max_strikes is not None) for test in tests}
+    tokens_R, rejected_R = (
+        np.array(x) for x in zip(*((each.tokens, not each.accepted) for each in measured), strict=True)
+    )
     bets = {test.name: np.zeros((workers, len(STAKES))) for test in tests}
-    spent_W, done_W = np.zeros(workers), np.full(workers, np.nan)
-    rollouts_W = np.full(workers, np.nan)
-    firsts: dict[str, int] = {}
-    for number in range(rollouts_max):
+    spent_W, strikes_W = np.zeros(workers), np.zeros(workers)
+    done_W, rollouts_W = np.full(workers, np.inf), np.full(workers, np.inf)
+    by: Counter[str] = Counter()
+    for number in range(1, rollouts_max + 1):
         drawn_W = draw.integers(0, len(measured), workers)
         spent_W += tokens_R[drawn_W]
+        strikes_W += rejected_R[drawn_W]
+        found = {STRIKES: strikes_W >= (np.inf if max_strikes is None else max_strikes)}
         for test in tests:
             bets[test.name] = _observed(bets[test.name], values[test.name][drawn_W])
-            alarms_W = (mixed(bets[test.name]) >= alarm_level(test, pooled)) & np.isnan(done_W)
-            done_W[alarms_W], rollouts_W[alarms_W] = spent_W[alarms_W], number + 1
-            firsts[test.name] = firsts.get(test.name, 0) + int(alarms_W.sum())
-        if not np.isnan(done_W).any():
+            found[test.name] = mixed(bets[test.name]) >= alarm_level(test, pooled)
+        for name, found_W in found.items():
+            new_W = found_W & np.isinf(done_W)
+            done_W[new_W], rollouts_W[new_W] = spent_W[new_W], number
+            by[name] += int(new_W.sum())
+        if np.isfinite(done_W).all():
             break
-    late_W = np.where(np.isnan(done_W), np.inf, done_W)
     return Delay(
-        median_tokens=float(np.quantile(late_W, 0.5, method="higher")),
-        p90_tokens=float(np.quantile(late_W, 0.9, method="higher")),
-        median_rollouts=float(np.quantile(np.where(np.isnan(rollouts_W), np.inf, rollouts_W), 0.5, method="higher")),
-        alarmed=float(np.isfinite(late_W).mean()),
-        first_test=max(firsts, key=lambda name: firsts[name]) if firsts else "",
+        median_tokens=float(np.quantile(done_W, 0.5, method="higher")),
+        p90_tokens=float(np.quantile(done_W, 0.9, method="higher")),
+        median_rollouts=float(np.quantile(rollouts_W, 0.5, method="higher")),
+        banned=float(np.isfinite(done_W).mean()),
+        by=by.most_common(1)[0][0] if by.total() else "",
     )
 
 
@@ -80,9 +102,9 @@ def false_alarms(
     return alarms
 
 
-def _values(measured: Sequence[Measured], test: PooledTest) -> Floats:
-    """[R] Y of each rollout; NaN where it was rejected (it strikes already) or has none."""
-    found = [normalised(test, each.statistics) if each.accepted else None for each in measured]
+def _values(measured: Sequence[Measured], test: PooledTest, *, accepted_only: bool = True) -> Floats:
+    """[R] Y of each rollout; NaN where it has none, or was rejected and `accepted_only`."""
+    found = [normalised(test, each.statistics) if each.accepted or not accepted_only else None for each in measured]
     return np.array([np.nan if value is None else value for value in found])
 
 

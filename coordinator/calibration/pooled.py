@@ -22,8 +22,8 @@ from coordinator.verification.pooled import (
 from coordinator.verification.pooling import Statistic, calibrate, normalised
 from protocol.errors import UserError
 
-# Statistics by length class; longer rollouts average more.
-LENGTH_CLASSES = (1, 5, 16, 32)
+# Fine where it matters: the fewer tokens, the larger the honest mean, and no class may stand on its longer half.
+LENGTH_CLASSES = (1, 2, 3, 5, 8, 16, 32)
 # For engines and devices that were not measured, beyond the largest mean of those that were.
 HEADROOM = 1.15
 # How fine a difference each test takes seriously: where honest rollouts agree exactly, the first rounding is no fraud.
@@ -89,8 +89,8 @@ def statistics_of(item: Measure) -> list[Statistic]:
 
 
 def _classes(settings: Sequence[Rollouts], name: str) -> tuple[PooledClass, ...]:
-    """Bounds by length class. A class without enough numbers shares those of the next shorter one, the first of the next
-    longer one."""
+    """Bounds by length class. A class without enough numbers is held to those of the next shorter one, which are wider; if
+    there is none, it is left out, and what is so short is not judged."""
     found: list[PooledClass] = []
     for low, high in zip(LENGTH_CLASSES, (*LENGTH_CLASSES[1:], None), strict=True):
         samples = [_values(rollouts, name, low, high) for rollouts in settings]
@@ -98,7 +98,7 @@ def _classes(settings: Sequence[Rollouts], name: str) -> tuple[PooledClass, ...]
             found.append(calibrate(usable, tokens_min=low, headroom=HEADROOM, resolution=_RESOLUTION[name]))
     if not found:
         raise UserError(f"too few rollouts to bound {name}: {_FEWEST} of one setting and length class are needed")
-    return (replace(found[0], tokens_min=LENGTH_CLASSES[0]), *found[1:])
+    return tuple(found)
 
 
 def _values(rollouts: Rollouts, name: str, low: int, high: int | None) -> list[float]:

@@ -37,6 +37,21 @@ def _evidence(row: Row) -> Evidence:
     return Evidence(row.test, bets if len(bets) == len(STAKES) else Evidence(row.test).bets, row.rollouts, row.tokens)
 
 
+async def others(connection: AsyncConnection, test: str, worker_id: str, since: float) -> list[float]:
+    """What the test holds against each other worker that it has heard of since then and that is not banned."""
+    rows = await connection.execute(
+        select(t.evidence.c.log_e)
+        .join(t.workers, t.workers.c.worker_id == t.evidence.c.worker_id)
+        .where(
+            t.evidence.c.test == test,
+            t.evidence.c.worker_id != worker_id,
+            t.evidence.c.updated_at >= since,
+            t.workers.c.banned.is_(False),
+        )
+    )
+    return [float(row.log_e) for row in rows]
+
+
 async def save(connection: AsyncConnection, worker_id: str, kept: Kept, at: float) -> None:
     evidence = kept.evidence
     values = {

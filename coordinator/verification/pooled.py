@@ -50,7 +50,7 @@ class PooledClass:
 @dataclass(frozen=True, slots=True)
 class PooledTest:
     """One test. `action`: `strike` bans the worker, `alert` tells the operator. `alpha`: expected false alarms per
-    worker-month, at most."""
+    worker-month, at most. Numbers of fewer tokens than the first of `classes` are not judged."""
 
     name: str
     action: str
@@ -59,8 +59,8 @@ class PooledTest:
 
     def __post_init__(self) -> None:
         starts = [each.tokens_min for each in self.classes]
-        if not starts or starts[0] != 1 or starts != sorted(set(starts)):
-            raise UserError(f"classes: tokens_min must ascend from 1, got {starts}")
+        if not starts or starts[0] < 1 or starts != sorted(set(starts)):
+            raise UserError(f"classes: tokens_min must ascend from at least 1, got {starts}")
         if self.name not in NUMERIC + COMPARED:
             raise UserError(f"no test is named {self.name!r}; known are {', '.join(NUMERIC + COMPARED)}")
         if self.action not in _ACTIONS:
@@ -68,9 +68,9 @@ class PooledTest:
         if not 0.0 < self.alpha <= 1.0:
             raise UserError(f"alpha must be in (0, 1], got {self.alpha}")
 
-    def for_tokens(self, tokens: int) -> PooledClass:
-        """The class of numbers that are of that many tokens (at least 1)."""
-        return next(each for each in reversed(self.classes) if each.tokens_min <= tokens)
+    def for_tokens(self, tokens: int) -> PooledClass | None:
+        """The class of numbers that are of that many tokens; None if so few were not measured."""
+        return next((each for each in reversed(self.classes) if each.tokens_min <= tokens), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,18 +140,32 @@ _COMPARED_TESTS = (
 COMPARISONS = Pooled(
     observations_per_month=1e6,
     watch=0.5,
-    near_tie_share=0.15,
+    near_tie_share=0.3,
     tests=_COMPARED_TESTS,
     source="comparisons within a group need no measurement: their honest mean is 0 by symmetry, 0.02 is admitted",
 )
 
 DEFAULT_POOLED = replace(
     COMPARISONS,
+    near_tie_share=0.3,
     tests=(
-        PooledTest(PROOF_MANTISSA, STRIKE, 0.001, (PooledClass(1, 0.0, 3.0, 16.0),)),
-        PooledTest(PROOF_EXPONENT, STRIKE, 0.001, (PooledClass(1, 0.0, 5.0, 40.0),)),
-        PooledTest(LOGPROB_GAP, STRIKE, 0.001, (PooledClass(1, 0.0, 0.05, 0.5),)),
-        PooledTest(SEED_MARGIN, STRIKE, 0.001, (PooledClass(1, 0.0, 0.002, 0.05),)),
+        PooledTest(
+            PROOF_MANTISSA, STRIKE, 0.001, (PooledClass(8, 1.54, 2.64, 5.93), PooledClass(32, 1.02, 1.73, 4.16))
+        ),
+        PooledTest(PROOF_EXPONENT, STRIKE, 0.001, (PooledClass(8, 2.0, 7.08, 24.7), PooledClass(32, 0.0, 2.7, 16.4))),
+        PooledTest(
+            LOGPROB_GAP, STRIKE, 0.001, (PooledClass(8, 0.0136, 0.0597, 0.26), PooledClass(32, 0.0291, 0.056, 0.137))
+        ),
+        PooledTest(
+            SEED_MARGIN, STRIKE, 0.001, (PooledClass(8, 0.0, 0.00534, 0.0562), PooledClass(32, 0.0, 0.00326, 0.0286))
+        ),
         *_COMPARED_TESTS,
+    ),
+    source=(
+        "SmolLM2-135M-Instruct, bf16 prefill, against honest rollouts at temperature 1 of vLLM 0.32.0 CPU bf16, and of "
+        "transformers in bf16 and float32, 32 side by side with a KV cache: 64 rollouts of each, 6,226 tokens. Largest "
+        "honest means of chunks of 8 / 32 tokens: mantissa error 2.15 / 1.45, exponent mismatches 5.3 / 2.0; of rollouts: "
+        "log-prob gap 0.043 / 0.046, seed margin 0.0025 / 0.0020. Two standard errors and 15 % above are admitted. Near "
+        "ties: 62 of 206 went to the second best."
     ),
 )

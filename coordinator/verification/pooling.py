@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from coordinator.verification.pooled import Pooled, PooledClass, PooledTest
 
 STAKES = (0.05, 0.2, 0.5, 0.9)
+_FEWEST_TO_COMPARE = 3
 
 Floats = NDArray[np.float64]
 
@@ -69,12 +70,12 @@ class Evidence:
 def normalised(test: PooledTest, statistics: Iterable[Statistic]) -> float | None:
     """Y of one rollout: the mean over its statistics for this test, each by its length class; 1 is the honest bound.
 
-    None if there are none, or none that is finite.
+    None if there are none, or none that is finite and of a class that was measured.
     """
     values = [
-        scaled(test.for_tokens(each.tokens), each.value)
+        scaled(bounds, each.value)
         for each in statistics
-        if each.test == test.name and math.isfinite(each.value)
+        if each.test == test.name and math.isfinite(each.value) and (bounds := test.for_tokens(each.tokens)) is not None
     ]
     return sum(values) / len(values) if values else None
 
@@ -113,6 +114,15 @@ def alarm_level(test: PooledTest, pooled: Pooled) -> float:
 
 def is_alarmed(evidence: Evidence, test: PooledTest, pooled: Pooled) -> bool:
     return evidence.log_e >= alarm_level(test, pooled)
+
+
+def is_common(levels: Sequence[float], watch: float) -> bool:
+    """Whether a test's evidence stands against most workers at once: then it is the bounds that are wrong (a policy that
+    has changed since they were measured, an engine that was not), and nobody may be banned for them.
+
+    `levels`: each active worker's log(1 + M) as a share of the alarm level, the alarmed one's included; at least three.
+    """
+    return len(levels) >= _FEWEST_TO_COMPARE and 2 * sum(level >= watch / 2 for level in levels) > len(levels)
 
 
 def restarted(evidence: Evidence) -> Evidence:

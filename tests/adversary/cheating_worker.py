@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from protocol.cli import run_app, set_up_logging
-from tests.adversary.attacks import Attack, CheatingEngine
+from protocol.errors import UserError
+from tests.adversary.attacks import Attack, CheatingEngine, make_cheat
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -32,6 +33,7 @@ def join(
     from worker import join as joining
     from worker.config import WorkerConfig
     from worker.engine import Engine
+    from worker.reference_engine import ReferenceEngine
 
     set_up_logging()
     config = WorkerConfig(
@@ -42,10 +44,17 @@ def join(
         kv_cache_gib=kv_cache_gib,
         enforce_eager=enforce_eager,
     )
-    inner = joining.vllm_engine if engine == "vllm" else joining.reference_engine
+    cheat = make_cheat(attack)
+    if cheat.choose is not None and engine == "vllm":
+        raise UserError(f"{attack} chooses tokens itself, which vLLM's own process does: use --engine reference")
 
     def make(config: WorkerConfig, terms: RunTerms) -> Engine:
-        return CheatingEngine(inner(config, terms), attack)
+        return CheatingEngine(inner(config, terms), cheat)
+
+    def inner(config: WorkerConfig, terms: RunTerms) -> Engine:
+        if cheat.choose is not None:
+            return ReferenceEngine(choose=cheat.choose)
+        return (joining.vllm_engine if engine == "vllm" else joining.reference_engine)(config, terms)
 
     asyncio.run(joining.join(coordinator, config, make, as_json=False))
 

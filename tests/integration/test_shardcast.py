@@ -32,6 +32,7 @@ from tests.shardcast_network import (
     relay_in_process,
     run_command,
     serve_range,
+    whole,
 )
 
 
@@ -125,6 +126,34 @@ async def test_a_relay_serves_a_shard_before_it_has_the_next(tmp_path: Path) -> 
         assert_same(await fetching, version)
         assert seen == sorted(seen)
     assert Counter(upstream.asked).most_common(1)[0][1] == 1  # the relay asked upstream once for each shard
+
+
+async def test_a_newer_version_is_begun_while_an_older_one_still_comes(tmp_path: Path) -> None:
+    old, new = make_version(tmp_path / "v1", 1), make_version(tmp_path / "v2", 2)
+    held, release = asyncio.Event(), asyncio.Event()
+
+    async def hold(request: web.Request, data: bytes) -> web.StreamResponse:
+        held.set()
+        await release.wait()
+        return serve_range(request, data)
+
+    patient = ClientLimits(read_timeout_s=SOON, shard_wait_s=SOON, deadline_s=SOON)
+    upstream = FakeSource(old, shard=hold)
+    async with (
+        asyncio.timeout(SOON),
+        upstream.serving() as up,
+        relay_in_process(tmp_path / "relay", up, limits=patient) as (url, catalog),
+        client([url], tmp_path / "cache") as worker,
+    ):
+        await held.wait()
+        upstream.version, upstream.older, upstream.shard = new, old, None
+        head = await worker.head(after=1, wait_s=SOON)
+        assert head is not None and head.version == 2
+        assert_same(await worker.fetch(2, new.digest), new)
+        await whole(catalog, 2)
+        assert catalog.store.versions == [2]
+        release.set()
+        await whole(catalog, 1)
 
 
 async def test_a_relay_pulls_older_versions_through_and_survives_upstream_loss(tmp_path: Path) -> None:

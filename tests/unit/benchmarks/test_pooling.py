@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.pooling import store
 from benchmarks.pooling.measure import Measured
-from benchmarks.pooling.simulate import delays, false_alarms
+from benchmarks.pooling.simulate import STRIKES, delays, false_alarms
 from coordinator.verification.pooled import DEFAULT_POOLED, PROOF_MANTISSA, STRIKE, PooledClass, PooledTest
 from coordinator.verification.pooling import Statistic
 
@@ -28,14 +28,20 @@ def rollouts(mean: float, *, accepted: bool = True) -> list[Measured]:
 
 def test_a_cheat_is_found_and_tokens_are_those_handed_in() -> None:
     found = delays(rollouts(2.0), POOLED, workers=50, rollouts_max=500)
-    assert found.alarmed == 1.0 and found.first_test == PROOF_MANTISSA
+    assert found.banned == 1.0 and found.by == PROOF_MANTISSA
     assert found.median_tokens == 10 * found.median_rollouts <= found.p90_tokens
 
 
-def test_who_is_honest_or_rejected_anyway_is_not_alarmed() -> None:
-    for measured in (rollouts(0.9), rollouts(5.0, accepted=False)):
-        found = delays(measured, POOLED, workers=20, rollouts_max=100)
-        assert found.alarmed == 0.0 and math.isinf(found.median_tokens)
+def test_an_honest_worker_is_let_be() -> None:
+    found = delays(rollouts(0.9), POOLED, workers=20, rollouts_max=100, max_strikes=3)
+    assert (found.banned, found.by) == (0.0, "") and math.isinf(found.median_tokens)
+
+
+def test_rejected_rollouts_strike_and_the_tests_see_the_others() -> None:
+    refused = rollouts(5.0, accepted=False)
+    found = delays(refused, POOLED, workers=20, rollouts_max=100, max_strikes=3)
+    assert (found.by, found.median_rollouts) == (STRIKES, 3)
+    assert delays(refused, POOLED, workers=20, rollouts_max=100).by == PROOF_MANTISSA, "the tests alone see all"
 
 
 @pytest.mark.parametrize(("mean", "expected"), [(0.9, False), (2.0, True)])

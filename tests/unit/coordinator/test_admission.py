@@ -4,10 +4,21 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from coordinator.admission import Accepted, Limits, Refused, admit
 from protocol.lease import Commitment, Lease, LeaseState
-from protocol.rollout import RejectionReason, Rollout, SamplingParams, token_digest
+from protocol.rollout import (
+    Author,
+    RejectionReason,
+    Rollout,
+    SamplingParams,
+    Segment,
+    StopReason,
+    VersionSpan,
+    token_digest,
+)
 from tests.factories import (
     EOS,
     HIDDEN_SIZE,
@@ -144,3 +155,37 @@ def test_what_a_worker_wrote_is_quoted_in_refusals() -> None:
     assert detail.isprintable() and len(detail) < 120
     _, detail = refusal(decide(make_rollout(run_id="\0" * 500)))
     assert detail.isprintable() and len(detail) < 120
+
+
+def hostile_rollouts() -> st.SearchStrategy[Rollout]:
+    """The honest rollout with fields of any value that the wire can carry."""
+    tokens = st.lists(st.one_of(st.integers(0, VOCAB_SIZE), st.integers(0, 2**32 - 1)), max_size=45).map(tuple)
+    masks = st.lists(st.booleans(), max_size=6).map(tuple)
+    segment = st.one_of(tokens.map(Segment.by_model), st.builds(Segment, st.sampled_from(Author), tokens, masks))
+    edge = st.one_of(st.integers(0, 45), st.integers(0, 2**32 - 1))
+    version = st.one_of(st.integers(0, 6), st.integers(0, 2**64 - 1))
+    digest = st.one_of(st.sampled_from(sorted(VERSIONS.values())), st.text(max_size=80))
+    honest = make_rollout(tokens=make_tokens(9), versions=(0, 1))
+    proof = st.one_of(st.sampled_from(honest.proofs[0]), st.binary(max_size=300))
+    fields: dict[str, st.SearchStrategy[Any]] = {
+        "segments": st.lists(segment, max_size=3).map(tuple),
+        "logprobs": st.lists(st.floats(width=32), max_size=45).map(tuple),
+        "spans": st.lists(st.builds(VersionSpan, version, digest, edge, edge), max_size=3).map(tuple),
+        "proofs": st.lists(st.lists(proof, max_size=3).map(tuple), max_size=3).map(tuple),
+        "stop_reason": st.sampled_from(StopReason),
+        "sample_id": st.text(max_size=9),
+    }
+    return st.fixed_dictionaries({}, optional=fields).map(lambda changes: replace(honest, **changes))
+
+
+@given(hostile_rollouts(), st.integers(0, 6))
+@settings(max_examples=200, deadline=None)
+def test_whatever_a_rollout_holds_the_door_decides_and_later_checks_can_rely_on_it(rollout: Rollout, head: int) -> None:
+    decision = decide(rollout, head=head)
+    if isinstance(decision, Refused):
+        assert decision.detail and len(decision.detail) < 400
+        return
+    assert len(rollout.token_ids) == len(rollout.logprobs) == rollout.spans[-1].end > 0
+    assert all(VERSIONS[span.version] == span.manifest_digest for span in rollout.spans)
+    assert rollout.oldest_version >= head - 2 and max(rollout.token_ids) < VOCAB_SIZE
+    assert all(rollout.loss_mask) and [len(p) for p in rollout.proofs] == [span.proof_count for span in rollout.spans]

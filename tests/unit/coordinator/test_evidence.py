@@ -25,6 +25,7 @@ from coordinator.verification.pooled import (
 )
 from protocol.signing import Identity
 from protocol.wire import rollout_id
+from tests.factories import make_identity
 from tests.stored_run import StoredRun, accepted, rejected
 
 Begin = Callable[..., Awaitable[StoredRun]]
@@ -88,6 +89,21 @@ async def test_an_alarm_bans_where_the_test_says_so(run: StoredRun, alice: Ident
     assert [await run.rollout_state(each) for each in submitted] == ["dropped", "dropped"], "untrained work is purged"
     assert not (await run.standing(bob)).banned
     assert {"alarm", "strike", "ban"} <= set(await actions(run))
+
+
+async def test_nobody_is_banned_for_what_most_workers_show(run: StoredRun, alice: Identity, bob: Identity) -> None:
+    run.pooled = pooled()
+    carol = make_identity(13)
+    await run.join(carol)
+    await run.work(alice, 1)
+    await run.work(bob, 1)
+    await judge(run, 3.0)
+    for _ in range(3):
+        await run.work(carol, 1)
+        await judge(run, 8.0)
+    assert not (await run.standing(carol)).banned
+    details = [row.detail for row in await run.rows(t.events, t.events.c.action == "alarm")]
+    assert details and all("calibrate again" in detail for detail in details)
 
 
 async def test_an_alert_tells_the_operator_and_bans_nobody(run: StoredRun, alice: Identity) -> None:

@@ -125,3 +125,32 @@ def test_every_commitment_of_many_is_looked_at() -> None:
     assert honours(lease, tokens[:7])
     assert not honours(lease, tokens[:6])
     assert not honours(replace(lease, earlier=(commit((9,)), *lease.earlier[1:])), tokens)
+
+
+commitments = st.builds(
+    Commitment,
+    st.one_of(st.integers(0, 12), st.integers(0, 2**32 - 1)),
+    st.one_of(st.binary(max_size=40), st.integers(0, 12).map(lambda n: token_digest(range(n)))),
+    st.one_of(st.integers(0, 4), st.integers(0, 2**64 - 1)),
+)
+
+
+@given(st.lists(st.tuples(commitments, st.floats(0, 400), st.integers(0, 4)), max_size=12))
+def test_whatever_a_renewal_says_it_is_refused_or_binds_for_good(renewals: list[tuple[Commitment, float, int]]) -> None:
+    """Any field that the wire can carry, in any order and at any time."""
+    lease = LEASE
+    for progress, now, oldest in renewals:
+        try:
+            after = renew(lease, progress, now=now, term=60.0, oldest=oldest)
+        except WorkerFault as fault:
+            assert fault.reason in (RejectionReason.LEASE, RejectionReason.STALE, RejectionReason.COMMITMENT)
+            continue
+        assert now < lease.deadline and after.deadline == now + 60.0
+        assert after.commitment.length >= lease.commitment.length
+        lengths = [commitment.length for commitment in (*after.earlier, after.commitment)]
+        assert lengths == sorted(set(lengths))
+        assert set(lease.earlier) <= set(after.earlier)
+        assert after.commitment.length == 0 or len(after.commitment.digest) == 32
+        assert after.commitment.version < 2**63 and after.commitment.length < 2**31
+        lease = after
+    assert not honours(lease, ()) or lease.commitment.length == 0

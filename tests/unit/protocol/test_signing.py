@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
 
 from protocol.errors import BadSignature, UserError
-from protocol.signing import RECEIPT, ROLLOUT, Identity, open_envelope, public_key, short_id
+from protocol.signing import RECEIPT, ROLLOUT, Identity, SignedEnvelope, open_envelope, public_key, short_id
 from tests.factories import make_identity
 
 ALICE, BOB = make_identity(11), make_identity(12)
@@ -78,3 +80,34 @@ def test_a_seed_has_32_bytes() -> None:
 def test_short_ids_are_eight_digits_of_the_key() -> None:
     assert ALICE.key_id.removeprefix("ed25519:").startswith(short_id(ALICE.key_id))
     assert len(short_id(ALICE.key_id)) == 8
+
+
+key_ids = st.one_of(
+    st.text(max_size=80),
+    st.text("0123456789abcdefABCDEF ", min_size=64, max_size=64).map("ed25519:".__add__),
+    st.sampled_from([ALICE.key_id, BOB.key_id]),
+)
+signatures = st.one_of(st.binary(max_size=70), st.binary(min_size=64, max_size=64))
+
+
+@given(st.binary(max_size=40), key_ids, signatures, st.booleans())
+def test_whatever_an_envelope_holds_it_is_refused_unless_it_was_signed(
+    payload: bytes, key_id: str, signature: bytes, pin: bool
+) -> None:
+    with pytest.raises(BadSignature):
+        open_envelope(SignedEnvelope(payload, key_id, signature), ROLLOUT, pinned=(ALICE.key_id,) if pin else None)
+
+
+@given(st.binary(max_size=64), st.integers(0, 511), st.integers(0, 63), st.integers(1, 255))
+def test_one_changed_byte_of_payload_or_signature_is_noticed(payload: bytes, at: int, place: int, by: int) -> None:
+    signed = ALICE.sign(ROLLOUT, payload)
+    assert open_envelope(signed, ROLLOUT) == payload
+    signature = bytearray(signed.signature)
+    signature[place] ^= by
+    with pytest.raises(BadSignature):
+        open_envelope(replace(signed, signature=bytes(signature)), ROLLOUT)
+    if payload:
+        changed = bytearray(payload)
+        changed[at % len(payload)] ^= by
+        with pytest.raises(BadSignature):
+            open_envelope(replace(signed, payload=bytes(changed)), ROLLOUT)

@@ -13,11 +13,13 @@ from protocol.errors import WorkerFault
 from protocol.rollout import (
     Author,
     RejectionReason,
+    Rollout,
     RolloutGroup,
     SamplingParams,
     Segment,
     StopReason,
     VerifiedRollout,
+    VersionSpan,
 )
 from protocol.wire import (
     envelope_from_wire,
@@ -109,6 +111,52 @@ def test_hostile_bytes_never_do_more_than_be_refused(payload: bytes) -> None:
         rollout_from_payload(payload)
     except WorkerFault as fault:
         assert fault.reason == RejectionReason.FORM
+
+
+HONEST = rollout_to_payload(make_rollout(tokens=range(1, 41), versions=(3, 4)))
+
+
+@given(st.lists(st.tuples(st.integers(0, len(HONEST) - 1), st.integers(0, 255)), max_size=4), st.integers(0, 8))
+def test_a_payload_with_changed_bytes_is_read_or_refused(changes: list[tuple[int, int]], cut: int) -> None:
+    payload = bytearray(HONEST)
+    for at, value in changes:
+        payload[at] = value
+    try:
+        rollout = rollout_from_payload(bytes(payload[: len(payload) - cut]))
+    except WorkerFault as fault:
+        assert fault.reason == RejectionReason.FORM
+    else:
+        assert _same(rollout_from_payload(rollout_to_payload(rollout)), rollout)
+
+
+def _same(one: Rollout, other: Rollout) -> bool:
+    """Equal, where NaN equals NaN."""
+    return repr(one) == repr(other)
+
+
+uint32s, names = st.integers(0, 2**32 - 1), st.text(max_size=12)
+segments = st.builds(
+    Segment,
+    st.sampled_from(Author),
+    st.lists(uint32s, max_size=6).map(tuple),
+    st.lists(st.booleans(), max_size=6).map(tuple),
+)
+rollouts = st.builds(
+    Rollout,
+    names,
+    names,
+    names,
+    st.lists(segments, max_size=3).map(tuple),
+    st.lists(st.floats(width=32), max_size=8).map(tuple),
+    st.lists(st.builds(VersionSpan, st.integers(0, 2**64 - 1), names, uint32s, uint32s), max_size=3).map(tuple),
+    st.lists(st.lists(st.binary(max_size=9), max_size=3).map(tuple), max_size=3).map(tuple),
+    st.sampled_from(StopReason),
+)
+
+
+@given(rollouts)
+def test_any_rollout_survives_the_wire_however_senseless(rollout: Rollout) -> None:
+    assert _same(rollout_from_payload(rollout_to_payload(rollout)), rollout)
 
 
 @given(st.lists(st.floats(width=32), max_size=20))

@@ -23,7 +23,7 @@ from shardcast.storage import VersionStore
 
 DATA = b"0123456789"
 TRAINER = Identity.from_seed(b"t" * 32)
-LIMITS = ClientLimits(parallel=2, explore=0.0, deadline_s=5.0)
+LIMITS = ClientLimits(parallel=2, explore=0.0, deadline_s=100.0)
 SOON = 20.0
 
 Answer = Callable[[WriteChunks, int], Awaitable[None]]
@@ -74,7 +74,7 @@ class Run:
 
     @staticmethod
     def _clock() -> float:
-        return asyncio.get_running_loop().time()
+        return 10 * asyncio.get_running_loop().time()  # stragglers are judged in a tenth of the time
 
     async def data(self) -> bytes:
         try:

@@ -74,13 +74,12 @@ def test_claims_expire_and_a_repeated_claim_is_as_old_as_the_first() -> None:
     assert list(bits.indexes(availability.of("a").claims(CLAIM_S))) == [6]
 
 
-def test_what_a_source_turns_out_not_to_have_is_retracted_unless_it_was_only_assumed() -> None:
+def test_what_a_source_turns_out_not_to_have_is_left_alone_for_a_while() -> None:
     availability = Availability(3)
     availability.update("a", Have("relay", "x", True), 0.0)
-    availability.retract("a", 1)
-    assert known(availability) == [0, 2]
     availability.assume("b")
-    availability.retract("b", 1)
-    assert availability.of("b").have == 7
+    for url in ("a", "b"):
+        availability.retract(url, 1, 5.0)
+        assert [availability.of(url).known(now) for now in (5.0, 6.9, 7.0)] == [0b101, 0b101, 0b111]
     availability.forget("a")
     assert known(availability) == [] and availability.of("a").server_id == "x"

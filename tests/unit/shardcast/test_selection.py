@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from shardcast import bits, selection
 from shardcast.routing import SourceStats
@@ -32,9 +33,11 @@ def test_a_source_is_asked_only_for_what_it_has() -> None:
 
 
 def test_a_source_with_enough_in_flight_is_not_asked() -> None:
-    busy = SourceStats(throughput=8e6, in_flight=4)
-    assert pick({"a": view(1, stats=busy), "b": view(1, stats=SLOW)}, wish(1)) == Pick("b", 1)
-    assert pick({"a": view(1, stats=busy)}, wish(1)) is None
+    busy = replace(view(1), asked=4)
+    assert pick({"a": busy, "b": view(1, stats=SLOW)}, wish(1)) == Pick("b", 1)
+    assert pick({"a": busy}, wish(1)) is None
+    others = SourceStats(throughput=8e6, in_flight=9)  # requests for other versions don't count
+    assert pick({"a": view(1, stats=others)}, wish(1)) == Pick("a", 1)
 
 
 def test_what_no_other_source_has_goes_first() -> None:
@@ -112,7 +115,7 @@ def test_a_straggler_is_asked_from_a_source_that_promises_to_be_much_faster() ->
     assert hedge(slow, a=view(1), b=view(2)) is None  # doesn't have it
     assert hedge(slow, a=view(1)) is None  # nobody else
     assert hedge(slow, a=view(1), b=view(1, stats=SourceStats(throughput=1e5))) is None  # slower still
-    assert hedge(slow, a=view(1), b=view(1, stats=SourceStats(8e6, in_flight=4))) is None
+    assert hedge(slow, a=view(1), b=replace(view(1), asked=4)) is None
     assert hedge(slow, a=view(1), b=view(1, stats=SourceStats(8e6, retry_at=101.0))) is None
 
 

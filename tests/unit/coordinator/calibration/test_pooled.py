@@ -54,11 +54,14 @@ def test_a_shifted_engine_is_found() -> None:
     assert is_alarmed(evidence, test, pooled) and evidence.observations < 200
 
 
-def test_a_length_class_without_data_shares_its_neighbours() -> None:
+def test_what_is_shorter_than_anything_measured_is_not_judged() -> None:
     longer = [item for item in honest(400) if item.tokens > 5]
     pooled = fit_pooled(longer, false_bans=0.004, rollouts_per_month=1e5, source="")
     gap = next(test for test in pooled.tests if test.name == "logprob_gap")
-    assert [each.tokens_min for each in gap.classes] == [1, 16, 32]
+    assert [each.tokens_min for each in gap.classes] == [8, 16, 32]
+    assert gap.for_tokens(7) is None and gap.for_tokens(9) == gap.classes[0]
+    item = next(item for item in honest(8) if item.tokens == 3)
+    assert normalised(gap, statistics_of(item)) is None
     with pytest.raises(UserError, match="too few rollouts to bound proof_mantissa"):
         fit_pooled(honest(8), false_bans=0.004, rollouts_per_month=1e5, source="")
 

@@ -23,8 +23,9 @@ def test_survives_a_mapping() -> None:
 def test_the_class_is_the_largest_that_is_reached() -> None:
     (test,) = [test for test in DEFAULT_POOLED.tests if test.name == NUMERIC[0]]
     starts = [each.tokens_min for each in test.classes]
-    assert [test.for_tokens(start).tokens_min for start in starts] == starts
-    assert test.for_tokens(10_000).tokens_min == starts[-1]
+    assert [test.for_tokens(start) for start in starts] == list(test.classes)
+    assert test.for_tokens(10_000) == test.classes[-1]
+    assert test.for_tokens(starts[0] - 1) is None
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,7 @@ def test_the_class_is_the_largest_that_is_reached() -> None:
         (("tests", 0, "name"), "astrology", r"tests\[0\]: no test is named 'astrology'"),
         (("tests", 0, "name"), COMPARISONS.tests[0].name, "two have the same name"),
         (("tests", 0, "alpha"), 0.0, r"alpha must be in \(0, 1\]"),
-        (("tests", 0, "classes"), [], "tokens_min must ascend from 1"),
+        (("tests", 0, "classes"), [], "tokens_min must ascend from at least 1"),
         (("tests", 0, "classes", 0, "mean"), -5.0, "floor < mean < cap must hold"),
         (("tests", 0, "classes", 0, "mean"), float("inf"), r"classes\[0\]: mean must be finite"),
         (("tests", 0, "extra"), 1, r"pooled: tests\[0\]: extra is not a field"),

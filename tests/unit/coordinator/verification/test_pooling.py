@@ -17,6 +17,7 @@ from coordinator.verification.pooling import (
     alarm_level,
     calibrate,
     is_alarmed,
+    is_common,
     mixed,
     normalised,
     observe,
@@ -150,3 +151,11 @@ def test_calibrated_bounds_hold_for_every_engine_and_leave_room() -> None:
 def test_exact_agreement_still_leaves_room_for_rounding() -> None:
     bounds = calibrate([[0.0] * 50], tokens_min=1, headroom=1.1, resolution=0.2)
     assert (bounds.floor, bounds.mean, bounds.cap) == (0.0, 0.2, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("levels", "expected"),
+    [([1.0], False), ([1.0, 1.0], False), ([1.0, 0.3, 0.0], True), ([1.0, 0.1, 0.0], False), ([1.0, 0.3, 0, 0], False)],
+)
+def test_what_most_workers_show_is_a_matter_of_the_bounds(levels: list[float], expected: bool) -> None:
+    assert is_common(levels, watch=0.5) is expected

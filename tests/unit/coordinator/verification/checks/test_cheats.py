@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from coordinator.verification.checks import Claim, run_checks
-from coordinator.verification.pooled import NEAR_TIES, NEAR_TIES_LOST, NUMERIC, PROOF_MANTISSA, SEED_MARGIN
+from coordinator.verification.pooled import LOGPROB_GAP, NEAR_TIES, NEAR_TIES_LOST, NUMERIC, SEED_MARGIN
 from coordinator.verification.prefill import PrefillResult
 from coordinator.verification.resident import ResidentModels, prefill_rollouts
 from coordinator.verification.thresholds import DEFAULTS
@@ -123,11 +123,14 @@ def test_a_verdict_says_what_was_admitted_and_what_the_pooled_tests_take(
         assert verdict.admitted.keys() <= verdict.metrics.keys()
         assert {"proof_mantissa_mean", "logprob_gap_max", "seed_margin_mean"} <= verdict.admitted.keys()
         assert all(verdict.metrics[name] <= bound for name, bound in verdict.admitted.items() if name != EOS_LOGPROB)
-        assert verdict.observations.keys() == set(NUMERIC)
+        long = len(verdict.old_logprobs) >= 8
+        assert verdict.observations.keys() == (set(NUMERIC) if long else set()), "so short ones were not measured"
         assert verdict.metrics[NEAR_TIES] >= verdict.metrics[NEAR_TIES_LOST] >= 0
-    mean = np.mean([verdict.observations[PROOF_MANTISSA] for verdict in judge(honest, models)])
+        assert all(value >= 0 for value in verdict.observations.values())
     lying = [alter(c, logprobs=tuple(p - 0.5 for p in c.rollout.logprobs)) for c in honest]
-    assert 0 < mean < 4, "the bounds are another model's, but not by far"
+    [shifted] = judge([alter(honest[-1], logprobs=tuple(p - 0.04 for p in honest[-1].rollout.logprobs))], models)
+    [plain] = judge(honest[-1:], models)
+    assert shifted.observations[LOGPROB_GAP] > plain.observations[LOGPROB_GAP], "what passes still counts"
     rejected = judge(lying[-1:], models)[0]
     assert rejected.metrics["logprob_gap_median"] > rejected.admitted["logprob_gap_median"]
     assert SEED_MARGIN not in rejected.observations, "checks behind the failure did not run"
