@@ -12,7 +12,9 @@ A client that can't be reached still connects out, and sends and receives over t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +113,7 @@ class Swarm:
         self._session: libtorrent.session | None = None
         self._members: dict[str, Member] = {}
         self._pump_task: asyncio.Task[None] | None = None
+        self._bell: tuple[socket.socket, socket.socket] | None = None
         self._ring = asyncio.Event()
 
     @property
@@ -177,20 +180,37 @@ class Swarm:
         if self._pump_task is not None:
             self._pump_task.cancel()
             await asyncio.gather(self._pump_task, return_exceptions=True)
-        session, self._session, self._pump_task = self._session, None, None
+        sessions = [] if self._session is None else [self._session]
+        self._session = self._pump_task = None
         self._members.clear()
-        if session is not None:
-            session.set_alert_notify(_nothing)
-            await asyncio.to_thread(_end, [session])
+        if sessions:
+            await asyncio.to_thread(sessions.clear)  # dropping the last reference waits for libtorrent's threads
+        if self._bell is not None:  # only now does nobody ring any more
+            asyncio.get_running_loop().remove_reader(self._bell[0])
+            for end in self._bell:
+                end.close()
+            self._bell = None
 
     def _opened(self) -> libtorrent.session:
         if self._session is None:
             loop = asyncio.get_running_loop()
             self._session = self._lt.session(session_settings(self._config, self._lt), 0)
             self._session.add_extension(self._lt.create_smart_ban_plugin)
-            self._session.set_alert_notify(lambda: _call_soon(loop, self._ring.set))
+            # Through a socket, not a callback: libtorrent calls it with a lock that `pop_alerts` takes as well, and a
+            # callback would wait for the interpreter's lock, which the caller of `pop_alerts` holds.
+            self._bell = socket.socketpair()
+            for end in self._bell:
+                end.setblocking(False)
+            self._session.set_alert_fd(self._bell[1].fileno())
+            loop.add_reader(self._bell[0], self._on_bell)
             self._pump_task = loop.create_task(self._pump())
         return self._session
+
+    def _on_bell(self) -> None:
+        assert self._bell is not None
+        with contextlib.suppress(BlockingIOError):
+            self._bell[0].recv(4096)
+        self._ring.set()
 
     async def _pump(self) -> None:
         """Hand alerts on, as they come."""
@@ -296,17 +316,3 @@ def _import_libtorrent() -> Any:
     except ImportError as error:
         raise UserError(f"libtorrent is not usable ({error}): `pip install libtorrent`, or leave out --peers") from None
     return libtorrent
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(function)
-
-
-def _nothing() -> None:
-    """No alert interests anybody any more."""
-
-
-def _end(session: list[libtorrent.session]) -> None:
-    """Dropping the last reference waits for libtorrent's threads."""
-    session.clear()
