@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 import pytest_asyncio
@@ -15,7 +15,7 @@ from tests.adversary.attacks import Attack, Cheat, CheatingEngine, make_cheat
 from tests.adversary.attacks.prefilled import Prefilled
 from tests.adversary.judging import judge, make_requests, reasons, separation, values
 from tests.unit.coordinator.verification.claims import generate
-from worker.engine import Weights
+from worker.engine import Generation, GenerationRequest, Weights
 from worker.vllm_engine.engine import VllmEngine, VllmEngineConfig
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
@@ -50,7 +50,7 @@ SHOWN_BY = {
     Attack.INT6: ("proof_mantissa_mean", "logprob_gap_median"),
     Attack.INT8: ("proof_mantissa_mean", "logprob_gap_median"),
 }
-FEW, MANY = 12, 64
+FEW, MANY = 12, 72
 STANDARD_ERRORS = 5.0
 
 
@@ -62,14 +62,19 @@ class _Bench:
     older: Weights
     published: Weights
     models: ResidentModels
+    requests: list[GenerationRequest]
 
-    async def verdicts(self, cheat: Cheat, samples: int = FEW) -> list[Verdict]:
-        """Switch the cheat on, publish both versions, generate, and judge."""
+    async def write(self, cheat: Cheat, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        """Switch the cheat on, publish both versions, and generate."""
         self.engine.cheat = cheat
         await self.engine.swap(self.older)
         await self.engine.swap(self.published)
-        requests = make_requests(samples, first=7000)
-        generations = await asyncio.gather(*(generate(self.engine, request) for request in requests))
+        return list(await asyncio.gather(*(generate(self.engine, request) for request in requests)))
+
+    async def verdicts(self, cheat: Cheat, samples: int = FEW) -> list[Verdict]:
+        """What the verifier finds of that many samples."""
+        requests = self.requests[:samples]
+        generations = await self.write(cheat, requests)
         return await asyncio.to_thread(judge, generations, requests, self.models)
 
 
@@ -79,13 +84,19 @@ async def bench(older: Weights, published: Weights, models: ResidentModels) -> A
     engine = CheatingEngine(VllmEngine(config), Cheat())
     await engine.start(older)
     try:
-        yield _Bench(engine, older, published, models)
+        bench = _Bench(engine, older, published, models, make_requests(MANY, first=7000))
+        # Where the honest answer is a lone EOS there is nothing to cut, to edit or to split: those are no one's to cheat at.
+        written = await bench.write(Cheat(), bench.requests[: 2 * FEW])
+        few = [r for r, g in zip(bench.requests, written, strict=False) if len(g.token_ids) >= 8]
+        bench.requests = [*few, *bench.requests[2 * FEW :]]
+        assert len(few) >= FEW
+        yield bench
     finally:
         await engine.close()
 
 
 async def test_honest_generations_are_all_accepted(bench: _Bench) -> None:
-    verdicts = await bench.verdicts(Cheat(), 24)
+    verdicts = await bench.verdicts(Cheat(), 2 * FEW)
     assert [verdict.detail for verdict in verdicts if verdict.outcome is not Outcome.ACCEPTED] == []
     assert all(len(verdict.old_logprobs) > 0 for verdict in verdicts)
 

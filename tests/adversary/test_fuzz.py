@@ -70,3 +70,9 @@ def test_what_counts_as_fraud(corpus: Corpus) -> None:
     ):
         assert accepted_as(fraud, honest, passed) == "FRAUD"
     assert accepted_as(replace(honest, segments=(Segment.by_model(last),)), honest, exact) == "FRAUD"
+
+
+@pytest.mark.full
+def test_twenty_thousand_more(corpus: Corpus) -> None:
+    report = Fuzz(corpus, seed=3).run(0, 20_000)
+    assert (report.crashes, report.frauds) == ([], [])
