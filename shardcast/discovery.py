@@ -33,7 +33,7 @@ class Coordinator:
             if not all(isinstance(each, int) and 0 <= each <= MAX_VERSION for each in versions):
                 raise ValueError("`versions` holds something else than versions")
             return set(versions)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise SourceFault(f"{self.url} doesn't say which versions are required: {error}") from None
 
     async def terms(self) -> RunTerms:

@@ -18,9 +18,7 @@ A version becomes visible by one rename, after its bytes are verified and durabl
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import shutil
@@ -40,6 +38,7 @@ from protocol.manifest import (
     envelope_to_json,
     manifest_digest,
 )
+from shardcast import locks
 from shardcast.blobs import BlobShelf, ShardLocation
 from shardcast.keys import KeyChain
 from shardcast.layout import (
@@ -63,8 +62,6 @@ from shardcast.partial import (
 from shardcast.torrent_shelf import TorrentShelf
 
 log = logging.getLogger("shardcast")
-
-_LOCK_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,14 +246,8 @@ class VersionStore:
     @contextlib.asynccontextmanager
     async def lock(self, version: int, digest: Digest) -> AsyncIterator[None]:
         """One process, and one task in it, fills a version at a time. The kernel frees it after `kill -9`."""
-        path = self.root / "locks" / version_name(version, digest)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            while not _try_lock(descriptor):  # noqa: ASYNC110 - another process holds it
-                await asyncio.sleep(_LOCK_POLL_S)
+        async with locks.held(self.root / "locks" / version_name(version, digest)):
             yield
-        finally:
-            os.close(descriptor)
 
     # How versions go
 
@@ -287,7 +278,7 @@ class VersionStore:
             version = version_of(owner_of(folder.name))
             if not folder.is_dir() or version is None or version >= head:
                 continue
-            with self._idle(owner_of(folder.name)) as idle:
+            with locks.tried(self.root / "locks" / owner_of(folder.name)) as idle:
                 if idle:
                     self._trash(folder)
                     journal_path(folder).unlink(missing_ok=True)
@@ -392,26 +383,15 @@ class VersionStore:
             path.rename(bin_ / path.name)
         shutil.rmtree(bin_, ignore_errors=True)
 
-    @contextlib.contextmanager
-    def _idle(self, name: str) -> Iterator[bool]:
-        descriptor = os.open(self.root / "locks" / name, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            yield _try_lock(descriptor)
-        finally:
-            os.close(descriptor)
-
 
 @contextlib.contextmanager
 def serve_alone(root: Path) -> Iterator[None]:
     """Only one server may use a data directory. Raises UserError if another does."""
     _make_folders(root)
-    descriptor = os.open(root / "locks" / "server", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        if not _try_lock(descriptor):
+    with locks.tried(root / "locks" / "server") as alone:
+        if not alone:
             raise UserError(f"another shardcast server uses {root}: give this one its own --data-dir")
         yield
-    finally:
-        os.close(descriptor)
 
 
 def collectable(
@@ -433,11 +413,3 @@ def _make_folders(root: Path) -> None:
             (root / name).mkdir(parents=True, exist_ok=True)
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
         raise UserError(f"can't use {root} as a data directory: {error.strerror}: {error.filename}") from None
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

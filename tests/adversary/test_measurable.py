@@ -89,16 +89,16 @@ def test_steering_by_more_than_the_margin_is_refused_and_the_sum_bounds_the_rest
 def test_an_adjacent_version_claimed_as_new_is_accepted_only_where_it_is_the_same_draw(
     published: Weights, models: ResidentModels, tmp_path: Path
 ) -> None:
-    """Weights that an optimizer's step would give (0.01 % off): what passes has the tokens of the claimed version."""
+    """Weights as an optimizer's step leaves them (0.1 % off, so that about 1 % of the bf16 words differ)."""
     from tests.adversary.attacks.weights import noise
 
     claimed = write_all(Cheat(), REQUESTS, published, tmp_path)
-    stale = write_all(noise(1e-4), REQUESTS, published, tmp_path)
+    stale = write_all(noise(1e-3), REQUESTS, published, tmp_path)
     verdicts = judge(stale, REQUESTS, models)
-    accepted = [n for n, verdict in enumerate(verdicts) if verdict.outcome is Outcome.ACCEPTED]
-    same = sum(stale[n].token_ids == claimed[n].token_ids for n in accepted)
-    assert same >= 0.8 * len(accepted)
-    margins = [verdicts[n].metrics["seed_margin_max"] for n in accepted if stale[n].token_ids != claimed[n].token_ids]
+    assert all(verdict.outcome is Outcome.ACCEPTED for verdict in verdicts), "the versions can't be told apart"
+    differ = [n for n in range(len(stale)) if stale[n].token_ids != claimed[n].token_ids]
+    assert 0 < len(differ) < len(stale) / 2, "the noise is there, and most draws are the same all the same"
+    margins = [verdicts[n].metrics["seed_margin_max"] for n in differ]
     assert all(margin < 0.1 for margin in margins), "the others are near-ties that rounding decides, too"
 
 
@@ -120,9 +120,9 @@ def test_choosing_a_version_or_a_border_buys_a_draw_per_version_and_no_more(
     from tests.adversary.attacks.weights import noise
 
     draws = [write_all(Cheat(), REQUESTS, published, tmp_path)]
-    draws += [write_all(noise(share), REQUESTS, published, tmp_path) for share in (1e-4, 2e-4)]
+    draws += [write_all(noise(share), REQUESTS, published, tmp_path) for share in (1e-3, 1.5e-3)]
     distinct = [len({generation.token_ids for generation in drawn}) for drawn in zip(*draws, strict=True)]
-    assert statistics.fmean(distinct) < 1.5, "versions of one run nearly always draw alike"
+    assert 1.0 < statistics.fmean(distinct) < 2.0, "versions of one run draw alike more often than not"
     fair = statistics.fmean(share_of_even(generation) for generation in draws[0])
     best = statistics.fmean(max(map(share_of_even, drawn)) for drawn in zip(*draws, strict=True))
     assert fair <= best < fair + 0.05
