@@ -12,6 +12,7 @@ Few shards are sent at a time, so that the first is whole, and goes from client 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import random
@@ -38,6 +39,7 @@ _READ_TIMEOUT_S = 10.0
 _AGAIN_S = 4.0
 _PEERS_PER_AGAIN_S = 50  # with more peers each announces more rarely
 _SENDING = 8  # shards handed out at a time
+_LINGER_S = 2.0  # who was given a shard waits for the next: a relay counts as busy with clients in between, too
 _NAP_S = 1.0  # whoever waits looks again at least this often
 _SLOW_S = 3.0  # who takes longer no longer counts as being sent to: slow clients hold nobody up
 
@@ -131,10 +133,13 @@ class PeerService:
         if taken is None:
             return web.Response(status=204, headers={"Cache-Control": "no-store", **self._name})
         index, slot = taken
+        serving = contextlib.ExitStack()
+        serving.enter_context(self._catalog.manners.serving_client())
         try:
             return await self._send(request, given, index)
         finally:
             self._slots.vacate(slot)
+            asyncio.get_running_loop().call_later(_LINGER_S, serving.close)
 
     async def _take(self, given: Given, asker: str, wanted: int, wait_s: float) -> tuple[int, int] | None:
         """The shard to give, and the slot to send it in; None if there was none in time."""

@@ -265,7 +265,12 @@ async def run_command(*arguments: str) -> tuple[int, str, str]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(SOON):
-        out, err = await started.communicate()
+    try:
+        async with asyncio.timeout(SOON):
+            out, err = await started.communicate()
+    finally:
+        if started.returncode is None:
+            started.kill()
+            await started.wait()
     assert started.returncode is not None
     return started.returncode, out.decode(), err.decode()
