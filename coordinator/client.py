@@ -94,14 +94,17 @@ async def fetch_terms(
 
 
 class _Channel:
-    """One channel to one of the endpoints, with retries for as long as the coordinator is away."""
+    """One channel to one of the endpoints, with retries for as long as the coordinator is away, or until told to `stop`."""
 
-    def __init__(self, endpoints: Sequence[str], on_outage: Callable[[str], None]) -> None:
+    def __init__(
+        self, endpoints: Sequence[str], on_outage: Callable[[str], None], stop: asyncio.Event | None = None
+    ) -> None:
         if not endpoints:
             raise UserError("the run's terms name no gRPC endpoint")
         addresses = endpoints[0] if len(endpoints) == 1 else "ipv4:" + ",".join(endpoints)
         self.channel = grpc.aio.insecure_channel(addresses, options=_CHANNEL_OPTIONS)
         self._on_outage = on_outage
+        self._stop = stop
 
     async def call(self, invoke: Callable[[], Awaitable[T]], *, patience_s: float | None) -> T:
         """Invoke until it answers. Raises WorkerFault or UserError if refused, OurFault when patience ends."""
@@ -114,6 +117,8 @@ class _Channel:
                     raise _refusal(error) from None
                 if patience_s is not None and time.monotonic() - begun >= patience_s:
                     raise OurFault(f"the coordinator is away: {error.details()}") from None
+                if self._stop is not None and self._stop.is_set():
+                    raise OurFault("stopped while the coordinator is away: start again to go on from here") from None
                 if not told:
                     self._on_outage(f"the coordinator is away ({error.code().name.lower()}); retrying with back-off")
                     told = True
@@ -307,7 +312,10 @@ class RunState:
 
 
 class TrainerClient:
-    """The trainer's connection to the private listener. `key_rotations`: statements that lead to the trainer's key."""
+    """The trainer's connection to the private listener. `key_rotations`: statements that lead to the trainer's key.
+
+    `stop`: once it is set, a coordinator that is away is no longer waited for (OurFault).
+    """
 
     def __init__(
         self,
@@ -315,9 +323,10 @@ class TrainerClient:
         token: str,
         on_outage: Callable[[str], None] = log.warning,
         key_rotations: Sequence[SignedEnvelope] = (),
+        stop: asyncio.Event | None = None,
     ) -> None:
         self._key_rotations = key_rotations
-        self._link = _Channel((endpoint,), on_outage)
+        self._link = _Channel((endpoint,), on_outage, stop)
         self._stub = trainer_pb2_grpc.TrainerServiceStub(self._link.channel)
         self._metadata = (("authorization", f"Bearer {token}"),)
 

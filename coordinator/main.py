@@ -28,7 +28,9 @@ ConfigPath = Annotated[Path, typer.Option("--config", "-c", help="The run file (
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder of the new run.")],
     model: Annotated[Path, typer.Option("--model", help="Hugging Face folder of the policy.")],
-    name: Annotated[str, typer.Option("--name", help="What the run is called.")] = "run",
+    name: Annotated[
+        str | None, typer.Option("--name", help="What the run is called; as the folder if not given.")
+    ] = None,
     relay: Annotated[
         list[str] | None, typer.Option("--relay", help="URL of a relay that workers use. May be repeated.")
     ] = None,
@@ -36,8 +38,8 @@ def init(
     """Make a run folder: a run file, the coordinator's key, the trainer's key."""
     from coordinator.init import init_run
 
-    path = init_run(folder, name=name, model=model, relays=tuple(relay or ()))
-    typer.echo(f"wrote {path}: look at it, then `coordinator serve --config {path}`")
+    path = init_run(folder, name=name or folder.resolve().name, model=model, relays=tuple(relay or ()))
+    typer.echo(f"wrote {path}: look at it, then `coordinator calibrate --config {path}`, once per model")
 
 
 @app.command()

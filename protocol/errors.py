@@ -78,5 +78,6 @@ def explain_validation(errors: Iterable[Mapping[str, Any]], source: str) -> str:
     for error in errors:
         field = ".".join(str(part) for part in error.get("loc", ())) or "(whole file)"
         given = "" if error.get("type") == "missing" else f" (got {error.get('input')!r:.60})"
-        parts.append(f"{field}: {error.get('msg', 'invalid')}{given}")
+        problem = "no field has this name" if error.get("type") == "extra_forbidden" else error.get("msg", "invalid")
+        parts.append(f"{field}: {problem}{given}")
     return f"{source}: " + "; ".join(parts)

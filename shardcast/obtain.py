@@ -129,7 +129,9 @@ class Obtaining:
                 log.info(
                     "version %d comes %s",
                     manifest.policy_version,
-                    f"by {len(chosen.links)} deltas from {chosen.base}" if isinstance(chosen, Chain) else chosen.why,
+                    f"by {len(chosen.links)} deltas from {chosen.base}"
+                    if isinstance(chosen, Chain)
+                    else f"in full ({chosen.why})",
                     extra={"action": "choose_way", "version": manifest.policy_version},
                 )
                 return chosen

@@ -74,6 +74,12 @@ class Trainer:
         state = await self._client.state()
         publisher = self._publisher(state)
         position = await self._begin(state, model, optimizer, publisher)
+        log.info(
+            "version %d is published; waiting for %d groups of rollouts",
+            position.version,
+            state.groups_per_batch,
+            extra={"action": "ready"},
+        )
         stepper = Stepper(model, loss, optimizer, self._config, state.temperature)
         try:
             while position.version < self._config.versions and not self._stop.is_set():

@@ -35,7 +35,8 @@ async def run_trainer(path: Path) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    client = TrainerClient(run.trainer.coordinator, token, key_rotations=await _rotations(run.trainer.origin))
+    rotations = await _rotations(run.trainer.origin)
+    client = TrainerClient(run.trainer.coordinator, token, key_rotations=rotations, stop=stop)
     try:
         await Trainer(run, client, identity, stop).run(_log_step)
     finally:

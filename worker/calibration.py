@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worker.engine import Engine, Generation, GenerationRequest, Weights
+from worker.hardware import default_kv_cache_gib
 from worker.vllm_engine.engine import VllmEngine, VllmEngineConfig
 
 _DIGEST = "sha256:" + "0" * 64
@@ -43,7 +44,10 @@ def engine_settings(dtype: str, *, compiled: bool) -> tuple[EngineSetting, ...]:
 async def honest_generations(
     folder: Path, setting: EngineSetting, requests: Sequence[GenerationRequest], *, kv_cache_gib: float | None
 ) -> list[Generation]:
-    """Start an engine in that setting, let it answer all requests, and stop it. Raises OurFault as the engine does."""
+    """Start an engine in that setting, let it answer all requests, and stop it. Raises OurFault as the engine does.
+
+    `kv_cache_gib`: None for what suits this machine.
+    """
     longest = max(len(request.prompt_token_ids) + request.sampling.max_tokens for request in requests)
     engine = VllmEngine(
         VllmEngineConfig(
@@ -51,7 +55,7 @@ async def honest_generations(
             max_model_len=longest,
             dtype=setting.dtype,
             enforce_eager=setting.eager,
-            kv_cache_gib=kv_cache_gib,
+            kv_cache_gib=default_kv_cache_gib() if kv_cache_gib is None else kv_cache_gib,
             enable_prefix_caching=setting.prefix_caching,
             max_num_batched_tokens=setting.max_num_batched_tokens,
             log_level="ERROR",

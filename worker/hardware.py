@@ -34,3 +34,10 @@ def native_dtype() -> str:
     if torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
         return "bfloat16"
     return "float32"
+
+
+def default_kv_cache_gib() -> float | None:
+    """None on a GPU, where vLLM takes what its weights leave; 2 on a CPU, where it would take most of the machine's memory."""
+    import torch
+
+    return None if torch.cuda.is_available() else 2.0

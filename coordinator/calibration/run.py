@@ -105,7 +105,8 @@ def _measure_all(
 ) -> Iterator[tuple[str, Measure]]:
     verifiers = collect.verifier_settings(getattr(torch, run_file.verification.dtype))
     prompts = _prompts(run_file)
-    for setting in engine_settings(native_dtype(), compiled=options.compiled):
+    settings = engine_settings(native_dtype(), compiled=options.compiled)
+    for number, setting in enumerate(settings, start=1):
         asked = collect.ask(
             prompts,
             setting=setting.name,
@@ -114,7 +115,7 @@ def _measure_all(
             temperature=run_file.sampling.temperature,
             eos_token_ids=run_file.sampling.eos_token_ids,
         )
-        progress(f"engine {setting.name}: generating {len(asked)} rollouts")
+        progress(f"{number} of {len(settings)}: engine {setting.name}: generating {len(asked)} rollouts")
         written = asyncio.run(_generate(folder, setting, asked, options.kv_cache_gib))
         yield from collect.compare(
             folder,

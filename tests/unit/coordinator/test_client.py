@@ -268,6 +268,18 @@ async def test_patience_ends(servers: Servers) -> None:
         await client.standing(patience_s=0.0)
 
 
+async def test_who_is_told_to_stop_waits_for_no_coordinator() -> None:
+    stop = asyncio.Event()
+    said = asyncio.Event()
+    client = TrainerClient("127.0.0.1:9", "token", on_outage=lambda text: said.set(), stop=stop)
+    waiting = asyncio.create_task(client.state())
+    await asyncio.wait_for(said.wait(), 20)
+    stop.set()
+    with pytest.raises(OurFault, match="stopped while the coordinator is away"):
+        await asyncio.wait_for(waiting, 30)
+    await client.close()
+
+
 async def test_a_message_that_is_too_large_is_refused_for_good(servers: Servers) -> None:
     await servers.stop()
     await servers.start(max_payload_bytes=1024)
