@@ -57,7 +57,8 @@ def calibrate(
         float, typer.Option("--rollouts-per-month", min=1, help="What a busy worker hands in within a month.")
     ] = 100_000,
     kv_cache_gib: Annotated[
-        float | None, typer.Option("--kv-cache-gib", help="Of each engine; vLLM's if not given.")
+        float | None,
+        typer.Option("--kv-cache-gib", help="Of each engine; 2 on a CPU and vLLM's choice on a GPU if not given."),
     ] = None,
     compiled: Annotated[bool, typer.Option("--compiled", help="Also calibrate on a compiled engine.")] = False,
     device: Annotated[str, typer.Option("--device", help="Where the prefill runs.")] = "cpu",

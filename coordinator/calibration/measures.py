@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,14 @@ def measure(rollout: Rollout, prefill: PrefillResult, *, engine: str, verifier: 
         near_ties=int(prefill.near_T.sum()),
         near_ties_lost=int((prefill.near_T & (prefill.margins_T > 0) & (prefill.margins_T <= NEAR_TIE_NATS)).sum()),
     )
+
+
+def by_setting(measures: Iterable[Measure]) -> dict[tuple[str, str], list[Measure]]:
+    """Measures by (engine, verifier), in the order in which these first appear."""
+    settings: dict[tuple[str, str], list[Measure]] = {}
+    for item in measures:
+        settings.setdefault((item.engine, item.verifier), []).append(item)
+    return settings
 
 
 def _chunk(tokens: int, agreement: toploc.ChunkAgreement) -> ChunkMeasure:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from coordinator.calibration.measures import Measure
+from coordinator.calibration.measures import Measure, by_setting
 from coordinator.verification.pooled import (
     COMPARISONS,
     LOGPROB_GAP,
@@ -39,9 +39,7 @@ def fit_pooled(measures: Iterable[Measure], *, false_bans: float, rollouts_per_m
 
     Raises UserError if no setting has enough rollouts.
     """
-    settings: dict[tuple[str, str], list[Measure]] = {}
-    for item in measures:
-        settings.setdefault((item.engine, item.verifier), []).append(item)
+    settings = by_setting(measures)
     ties = sum(item.near_ties for found in settings.values() for item in found)
     lost = sum(item.near_ties_lost for found in settings.values() for item in found)
     tests = fit_tests(

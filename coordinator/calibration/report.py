@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from coordinator.calibration.fit import Fit
-from coordinator.calibration.measures import Measure
+from coordinator.calibration.measures import Measure, by_setting
 from coordinator.calibration.pooled import pooled_lines
 from coordinator.verification.thresholds import Thresholds
 
@@ -65,9 +65,6 @@ def write(folder: Path, fit: Fit, facts: Mapping[str, Any]) -> Path:
 
 
 def _by_setting(measures: Sequence[Measure]) -> list[dict[str, Any]]:
-    groups: dict[tuple[str, str], list[Measure]] = {}
-    for item in measures:
-        groups.setdefault((item.engine, item.verifier), []).append(item)
     return [
         {
             "engine": engine,
@@ -79,7 +76,7 @@ def _by_setting(measures: Sequence[Measure]) -> list[dict[str, Any]]:
             "mantissa_mean": _quantiles([chunk.mantissa_mean for item in items for chunk in item.chunks]),
             "exponent_mismatches": _quantiles([chunk.exponent_mismatches for item in items for chunk in item.chunks]),
         }
-        for (engine, verifier), items in groups.items()
+        for (engine, verifier), items in by_setting(measures).items()
     ]
 
 

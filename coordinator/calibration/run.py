@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from coordinator.config import RunFile
 from coordinator.tokenizer import RunTokenizer
 from coordinator.verification.weights import build_module
 from environments.registry import make_environment
+from trainer.publish import snapshot, write_version
 from worker.calibration import EngineSetting, engine_settings, honest_generations
 from worker.engine import Generation, GenerationRequest
 from worker.hardware import native_dtype
@@ -38,7 +38,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`rollouts`: of each engine setting. `kv_cache_gib`: None lets vLLM choose. `compiled`: try that as well."""
+    """`rollouts`: of each engine setting. `kv_cache_gib`: None for what suits this machine. `compiled`: try that as well."""
 
     rollouts: int = 256
     kv_cache_gib: float | None = None
@@ -88,15 +88,7 @@ def calibrate(run_file: RunFile, out: Path, bound: Bound, options: Options, prog
 
 def published_form(model: Path, target: Path) -> Path:
     """A copy of a model folder as a policy version has it: bf16, one file, the LM head written out."""
-    from safetensors.torch import save_file
-
-    target.mkdir(parents=True)
-    for file in model.iterdir():
-        if file.is_file() and not file.name.endswith((".safetensors", ".safetensors.index.json", ".bin")):
-            shutil.copyfile(file, target / file.name)
-    state = build_module(model, torch.bfloat16, "cpu").state_dict()
-    tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in state.items()}
-    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    write_version(snapshot(build_module(model, torch.bfloat16, "cpu")), model, target)
     return target
 
 
