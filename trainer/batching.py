@@ -17,7 +17,7 @@ import torch
 
 from protocol.policy import staleness
 from protocol.rollout import RolloutGroup, VerifiedRollout
-from trainer.losses.base import LossInputs
+from trainer.losses.inputs import LossInputs
 
 PROMPT_SEGMENT = 0
 PADDING_SEGMENT = -1

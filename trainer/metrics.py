@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from trainer.losses.base import LossInputs, LossOutput, ratio
+from trainer.losses.base import LossOutput
+from trainer.losses.inputs import LossInputs, ratio
 
 
 @dataclass
