@@ -140,8 +140,8 @@ class Objective:
 
     def needs(self) -> frozenset[Need]:
         """What the step must supply."""
-        parts = (self.loss, *self.modifiers, *self.regularizers)
-        return frozenset().union(*(part.needs() for part in parts))
+        needs = [part.needs() for part in (self.loss, *self.modifiers)]
+        return frozenset().union(*needs, *(part.needs() for part in self.regularizers))
 
     def alternatives(self) -> int:
         """How many other tokens at each place the step must supply."""
