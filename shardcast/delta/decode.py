@@ -19,6 +19,7 @@ from protocol.manifest import Manifest, ManifestFile
 from shardcast.delta.blob import Blob, Block, Kind, ReadBlob, Section
 from shardcast.delta.errors import InvalidDelta
 from shardcast.delta.frames import Bytes, Parts, open_frame
+from shardcast.delta.planes import join_planes
 from shardcast.delta.views import View
 from shardcast.delta.words import decode_words
 
@@ -97,8 +98,11 @@ class DeltaView:
             out[:] = content
             return
         buffer = out if out.ctypes.data % 2 == 0 else np.empty(len(out), np.uint8)  # words are read where they lie
-        self._base.read(block.file, block.offset, buffer)
-        if block.kind is Kind.XOR:
+        if block.kind is not Kind.PLANES:
+            self._base.read(block.file, block.offset, buffer)
+        if block.kind is Kind.PLANES:
+            join_planes(content, np.frombuffer(block.plain, np.uint8), buffer.view(np.uint16))
+        elif block.kind is Kind.XOR:
             buffer ^= content
         else:
             assert block.head is not None

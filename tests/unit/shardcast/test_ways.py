@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from protocol.delta import CODEC_WORDS, DeltaSection, DeltaShard
+from protocol.blob import BlobShard
+from protocol.delta import CODEC_WORDS, DeltaSection
 from protocol.manifest import Digest, Manifest, ManifestFile, Shard, manifest_digest, tree_digest
 from shardcast.ways import MAX_LINKS, Ask, Chain, Full, WhyFull, blob_manifest, choose
 
@@ -20,7 +21,7 @@ def version(number: int, base: Manifest | None = None, size: int = 10, codec: st
     delta = None
     if base is not None:
         blob = Digest.of(b"blob %d" % number)
-        shards = (DeltaShard(0, size, blob),)
+        shards = (BlobShard(0, size, blob),)
         delta = DeltaSection(codec, base.policy_version, digest_of(base), size, tree_digest([blob]), shards)
     return Manifest(
         "run", number, (ManifestFile("w", FULL_BYTES, tree),), (Shard(0, 0, FULL_BYTES, digest),), tree, delta
