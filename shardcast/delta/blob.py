@@ -113,6 +113,11 @@ def sections_of(shards: Sequence[Shard], span: int) -> list[Section]:
     return sections
 
 
+def table_bytes(shards: int) -> int:
+    """The most bytes that head and table of a blob may have whose version has so many shards."""
+    return HEAD.size + 4 * shards
+
+
 class Blob:
     """A blob that fits `target` by its table of sections. `read(offset, count)` gives bytes of it."""
 
@@ -134,18 +139,18 @@ class Blob:
         start = HEAD.size + 4 * count
         if size < start:
             raise InvalidDelta(f"the delta has {size} bytes, its table alone would need {start}")
-        self._places = []
+        self.places: list[tuple[int, int]] = []  # of each section: offset and size
         for section, length in zip(self.sections, struct.unpack(f"<{count}I", read(HEAD.size, 4 * count)), strict=True):
             if length > 2 * section.size + BLOCK.size * MAX_BLOCKS:
                 raise InvalidDelta(f"a section of the delta has {length} bytes, too many for what it makes")
-            self._places.append((start, length))
+            self.places.append((start, length))
             start += length
         if start != size:
             raise InvalidDelta(f"the delta has {size} bytes, its sections need {start}")
 
     def blocks(self, index: int) -> list[Block]:
         """The blocks of a section, checked against the bounds of base and target. Raises InvalidDelta."""
-        data = memoryview(self._read(*self._places[index]))
+        data = memoryview(self._read(*self.places[index]))
         section = self.sections[index]
         blocks: list[Block] = []
         at, end = section.offset, section.offset + section.size

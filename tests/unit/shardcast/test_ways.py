@@ -9,7 +9,8 @@ import pytest
 from protocol.blob import BlobShard
 from protocol.delta import CODEC_WORDS, DeltaSection
 from protocol.manifest import Digest, Manifest, ManifestFile, Shard, manifest_digest, tree_digest
-from shardcast.ways import MAX_LINKS, Ask, Chain, Full, WhyFull, blob_manifest, choose
+from shardcast.blob_manifest import delta_manifest
+from shardcast.ways import MAX_LINKS, Ask, Chain, Full, WhyFull, choose
 
 FULL_BYTES = 1000
 
@@ -103,7 +104,7 @@ def test_a_manifest_of_another_number_under_the_bases_digest_is_no_base() -> Non
 
 
 def test_a_blob_is_received_like_a_version_of_one_file() -> None:
-    blob = blob_manifest(V[1])
+    blob = delta_manifest(V[1])
     assert V[1].delta is not None
     assert (blob.policy_version, blob.total_bytes, blob.total_digest) == (1, 10, V[1].delta.digest)
     assert [(shard.file, shard.offset, shard.size) for shard in blob.shards] == [(0, 0, 10)]
