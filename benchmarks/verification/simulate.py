@@ -6,26 +6,28 @@ Shapes: W workers, J stakes, R measured rollouts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.pooling.measure import Measured
+from benchmarks.verification.measured import Measured
 from coordinator.verification.pooled import NUMERIC, STRIKE, Pooled, PooledTest
 from coordinator.verification.pooling import STAKES, advance, alarm_level, mixed, normalised
 
 Floats = NDArray[np.float64]
 
 
-STRIKES = "strikes"
+STRIKES, FRAUD = "strikes", "fraud"
+_RESAMPLES = 40
+_WORKERS_PER_RESAMPLE = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Delay:
     """Tokens until a worker is banned; infinite quantiles if too few were in time. `banned`: share of workers that were.
-    `by`: what banned most of them, a test or `STRIKES`."""
+    `by`: what banned most of them, a test, `STRIKES` or `FRAUD`."""
 
     median_tokens: float
     p90_tokens: float
@@ -41,19 +43,21 @@ def delays(
     workers: int,
     rollouts_max: int,
     max_strikes: int | None = None,
+    fraud: frozenset[str] = frozenset(),
     seed: int = 0,
 ) -> Delay:
     """How many tokens cheats hand in until they are banned.
 
-    With `max_strikes`, as a run does it: rejected rollouts strike, and the tests see the others. Without, the tests alone
-    see all rollouts: what a cheat would be up against that no single-rollout check finds.
+    With `max_strikes`, as a run does it: rejected rollouts strike, those for a reason of `fraud` ban at once, and the tests
+    see the others. Without, the tests alone see all rollouts: what a cheat would be up against that no single-rollout check
+    finds.
     """
     draw = np.random.default_rng(seed)
     tests = [test for test in pooled.tests if test.name in NUMERIC and test.action == STRIKE]
     values = {test.name: _values(measured, test, accepted_only=max_strikes is not None) for test in tests}
-    tokens_R, rejected_R = (
-        np.array(x) for x in zip(*((each.tokens, not each.accepted) for each in measured), strict=True)
-    )
+    tokens_R = np.array([each.tokens for each in measured])
+    rejected_R = np.array([not each.accepted for each in measured])
+    fraud_R = np.array([each.reason in fraud for each in measured])
     bets = {test.name: np.zeros((workers, len(STAKES))) for test in tests}
     spent_W, strikes_W = np.zeros(workers), np.zeros(workers)
     done_W, rollouts_W = np.full(workers, np.inf), np.full(workers, np.inf)
@@ -62,7 +66,7 @@ def delays(
         drawn_W = draw.integers(0, len(measured), workers)
         spent_W += tokens_R[drawn_W]
         strikes_W += rejected_R[drawn_W]
-        found = {STRIKES: strikes_W >= (np.inf if max_strikes is None else max_strikes)}
+        found = {FRAUD: fraud_R[drawn_W], STRIKES: strikes_W >= (np.inf if max_strikes is None else max_strikes)}
         for test in tests:
             bets[test.name] = _observed(bets[test.name], values[test.name][drawn_W])
             found[test.name] = mixed(bets[test.name]) >= alarm_level(test, pooled)
@@ -79,6 +83,23 @@ def delays(
         banned=float(np.isfinite(done_W).mean()),
         by=by.most_common(1)[0][0] if by.total() else "",
     )
+
+
+def median_interval(
+    measured: Sequence[Measured], delay: Callable[[Sequence[Measured], int], Delay]
+) -> tuple[float, float]:
+    """The 95 % bootstrap interval of the median tokens until a ban, the measured rollouts being the sample.
+
+    `delay(rollouts, workers)` says how soon so many workers are banned that draw from those rollouts.
+    """
+    draw = np.random.default_rng(0)
+    medians = sorted(
+        delay(
+            [measured[n] for n in draw.integers(0, len(measured), len(measured))], _WORKERS_PER_RESAMPLE
+        ).median_tokens
+        for _ in range(_RESAMPLES)
+    )
+    return medians[round(0.025 * (_RESAMPLES - 1))], medians[round(0.975 * (_RESAMPLES - 1))]
 
 
 def false_alarms(

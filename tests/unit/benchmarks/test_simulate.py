@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.pooling import store
-from benchmarks.pooling.measure import Measured
-from benchmarks.pooling.simulate import STRIKES, delays, false_alarms
+from benchmarks.verification.measured import Measured
+from benchmarks.verification.simulate import FRAUD, STRIKES, Delay, delays, false_alarms, median_interval
 from coordinator.verification.pooled import DEFAULT_POOLED, PROOF_MANTISSA, STRIKE, PooledClass, PooledTest
 from coordinator.verification.pooling import Statistic
 
@@ -21,7 +20,7 @@ POOLED = replace(DEFAULT_POOLED, tests=(PooledTest(PROOF_MANTISSA, STRIKE, 0.01,
 def rollouts(mean: float, *, accepted: bool = True) -> list[Measured]:
     draw = np.random.default_rng(0)
     return [
-        Measured(10, accepted, (Statistic(PROOF_MANTISSA, float(value), 10),), 0, 0)
+        Measured(10, "" if accepted else "proof", (Statistic(PROOF_MANTISSA, float(value), 10),))
         for value in draw.gamma(16.0, mean / 16.0, 60)
     ]
 
@@ -50,7 +49,18 @@ def test_false_alarms_are_counted_per_month(mean: float, expected: bool) -> None
     assert (alarms[PROOF_MANTISSA] > 0) is expected
 
 
-def test_measured_rollouts_survive_a_file(tmp_path: Path) -> None:
-    measured = {"bf16": rollouts(1.0)[:3]}
-    store.save(tmp_path / "measured.json", measured)
-    assert store.load(tmp_path / "measured.json") == measured
+def test_fraud_bans_at_once() -> None:
+    found = delays(
+        rollouts(5.0, accepted=False), POOLED, workers=20, rollouts_max=10, max_strikes=3, fraud=frozenset({"proof"})
+    )
+    assert (found.by, found.median_rollouts) == (FRAUD, 1)
+
+
+def test_the_interval_of_the_median_holds_the_median() -> None:
+    measured = rollouts(2.0)
+
+    def delay(drawn: Sequence[Measured], workers: int) -> Delay:
+        return delays(drawn, POOLED, workers=workers, rollouts_max=500)
+
+    low, high = median_interval(measured, delay)
+    assert low <= delay(measured, 100).median_tokens <= high < 5 * low
