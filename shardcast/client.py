@@ -317,4 +317,7 @@ class ShardcastClient:
                 rng=self._rng,
                 clock=self._clock,
             )
+            if self._peering is not None:
+                for stored in self.store.complete().values():  # of an earlier process
+                    self._peering.seed(stored, self._pool)
         return self._pool

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 from protocol.errors import RollswarmError
 from shardcast.blob_in import BlobIn
@@ -39,17 +40,18 @@ class Making:
 
     async def run(self, workers: int) -> Applied:
         """Return when every section was made, or tried. Raises DiskFullError, OSError of the target's disk."""
-        tasks = [asyncio.create_task(self._work()) for _ in range(workers)]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            self._applier.stop()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        with ThreadPoolExecutor(workers, thread_name_prefix="delta") as pool:  # its threads keep their buffers
+            tasks = [asyncio.create_task(self._work(pool)) for _ in range(workers)]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                self._applier.stop()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
         return self._applier.outcome(self._fault)
 
-    async def _work(self) -> None:
+    async def _work(self, pool: Executor) -> None:
         while self._left:
             if not self._ready and self._blob.whole:
                 self._ready, self._later = self._later, self._ready
@@ -57,7 +59,7 @@ class Making:
                 await self._pulse.wait()
                 continue
             number = self._ready.popleft()
-            fault = await in_thread(self._applier.make, self._sections[self._due[number]])
+            fault = await in_thread(self._applier.make, self._sections[self._due[number]], pool=pool)
             if isinstance(fault, NotHereYetError):
                 self._later.append(number)
                 continue

@@ -203,7 +203,7 @@ class RelayCatalog(Catalog):
                 "peer": url in self._client.peers,
                 "state": "dropped" if now < stats.banned_until else "ok" if stats.is_ready(now) else "backing off",
                 "mbytes_per_s": round((stats.throughput or 0.0) / 1e6, 1),
-                "last_fault": stats.last_fault,
+                "last_fault": stats.last_fault if stats.is_troubled(now) else "",
             }
             for url, stats in self._client.source_stats.items()
         ]
@@ -220,6 +220,13 @@ class RelayCatalog(Catalog):
                 log.warning("can't learn of siblings: %s", fault, extra={"action": "discover"})
                 pause = _PAUSE_MAX_S
             await asyncio.sleep(pause)
+
+    async def refetch(self, stored: StoredVersion) -> None:
+        """Make a version whole again that was demoted."""
+        try:
+            await self._begin(stored.manifest, stored.envelope)
+        except (SourceFault, DiskFullError, OSError) as error:
+            log.warning("can't mend version %d: %s", stored.version, error, extra={"action": "scrub"})
 
     async def stop(self) -> None:
         """End all transfers; what was verified stays on disk."""

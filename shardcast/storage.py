@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import shutil
 import tempfile
 import threading
@@ -35,13 +34,14 @@ from protocol.manifest import (
     Digest,
     Manifest,
     SignedEnvelope,
-    envelope_from_json,
-    envelope_to_json,
     manifest_digest,
 )
 from shardcast import locks
 from shardcast.blob_manifest import PACKED_FILE
 from shardcast.blobs import BlobShelf, ShardLocation
+from shardcast.collectable import collectable
+from shardcast.data_dir import make_folders
+from shardcast.envelope_shelf import EnvelopeShelf
 from shardcast.keys import KeyChain
 from shardcast.layout import (
     check_folder,
@@ -99,7 +99,7 @@ class VersionStore:
         self._reading: dict[int, int] = {}
         self._index_lock = threading.RLock()  # blocking methods run in threads; held for index work only
         with disk_errors(root.parent if root.parent.exists() else Path("/")):
-            _make_folders(root)
+            make_folders(root)
         for left_over in (root / "trash").iterdir():
             shutil.rmtree(left_over, ignore_errors=True)
         self.blobs = BlobShelf(root / "deltas")
@@ -107,6 +107,7 @@ class VersionStore:
         self.names = VersionNames(root / "names")
         self.keys = KeyChain(root / "keys", pinned_keys)
         self.torrents = TorrentShelf(root / "manifests")
+        self._envelopes = EnvelopeShelf(root / "manifests")
         self.refresh()
         for shelf in (self.blobs, self.packed):
             shelf.sweep(self._is_staged)
@@ -206,7 +207,7 @@ class VersionStore:
         digest = manifest_digest(envelope.payload)
         self.check_name(manifest.policy_version, digest)
         name = version_name(manifest.policy_version, digest)
-        self._save_envelope(name, envelope)
+        self._envelopes.save(name, envelope)
         partial = PartialVersion(self.root / "partial" / name, envelope, manifest, digest)
         partial.open()
         return partial
@@ -236,7 +237,7 @@ class VersionStore:
                 self.blobs.adopt(incoming_delta(self.root, manifest.policy_version), manifest.delta, name)
             if manifest.packed is not None:
                 self.packed.adopt(incoming_packed(self.root, manifest.policy_version), manifest.packed, name)
-            self._save_envelope(name, envelope)
+            self._envelopes.save(name, envelope)
             self.torrents.adopt(incoming_torrent(self.root, manifest.policy_version), manifest, digest)
         return self._install(folder, envelope, manifest, digest)
 
@@ -294,10 +295,22 @@ class VersionStore:
                 continue
             self._drop_index(version)
             self._trash(stored.path)
-            self._envelope_path(stored.path.name).unlink(missing_ok=True)
+            self._envelopes.remove(stored.path.name)
             self._boot_path(stored.path.name).unlink(missing_ok=True)
             self.torrents.remove(version, stored.digest)
             log.info("removed version %d", version, extra={"action": "collect", "version": version})
+
+    def demote(self, version: int, bad: Collection[int]) -> None:
+        """Take a version back among those that are being received, without the shards that are wrong on disk. Blocking.
+
+        Who reads it can go on; its number stays bound. `open_partial` hashes the rest again.
+        """
+        stored = self._versions[version]
+        self._drop_index(version)
+        folder = self.root / "partial" / stored.path.name
+        right = (index for index in range(len(stored.manifest.shards)) if index not in set(bad))
+        journal_path(folder).write_text("".join(f"{index}\n" for index in right), "ascii")
+        stored.path.rename(folder)
 
     def remove_stale_partials(self) -> None:
         """Remove half-filled versions older than the head, if no process fills them. Blocking."""
@@ -344,7 +357,7 @@ class VersionStore:
 
     def _load(self, path: Path) -> None:
         try:
-            envelope = envelope_from_json(self._envelope_path(path.name).read_bytes())
+            envelope = self._envelopes.read(path.name)
             manifest = self.keys.open_manifest(envelope)
             digest = manifest_digest(envelope.payload)
             if path.name != version_name(manifest.policy_version, digest):
@@ -390,56 +403,11 @@ class VersionStore:
                     if shard.digest in lost:
                         self._shards.setdefault(shard.digest, (other.version, index))
 
-    def _envelope_path(self, name: str) -> Path:
-        return self.root / "manifests" / f"{name}.json"
-
     def _boot_path(self, name: str) -> Path:
         return self.root / "manifests" / f"{name}.boot"
-
-    def _save_envelope(self, name: str, envelope: SignedEnvelope) -> None:
-        path = self._envelope_path(name)
-        with disk_errors(self.root):
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-            with os.fdopen(handle, "wb") as file:
-                file.write(envelope_to_json(envelope))
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).replace(path)
-            sync(path.parent)
 
     def _trash(self, path: Path) -> None:
         bin_ = Path(tempfile.mkdtemp(dir=self.root / "trash"))
         with contextlib.suppress(FileNotFoundError):  # another process was faster
             path.rename(bin_ / path.name)
         shutil.rmtree(bin_, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def serve_alone(root: Path) -> Iterator[None]:
-    """Only one server may use a data directory. Raises UserError if another does."""
-    _make_folders(root)
-    with locks.tried(root / "locks" / "server") as alone:
-        if not alone:
-            raise UserError(f"another shardcast server uses {root}: give this one its own --data-dir")
-        yield
-
-
-def collectable(
-    present: Collection[int], *, reading: Collection[int], required: Collection[int], keep_last: int
-) -> list[int]:
-    """Which versions may go: all but the last `keep_last` (at least the head), those being read, and those required.
-
-    >>> collectable([0, 1, 2, 3, 4], reading=[1], required=[], keep_last=2)
-    [0, 2]
-    """
-    newest = sorted(present)[-max(1, keep_last) :]
-    kept = {*newest, *reading, *required}
-    return sorted(set(present) - kept)
-
-
-def _make_folders(root: Path) -> None:
-    try:
-        for name in ("versions", "manifests", "deltas", "packed", "partial", "incoming", "locks", "trash"):
-            (root / name).mkdir(parents=True, exist_ok=True)
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
-        raise UserError(f"can't use {root} as a data directory: {error.strerror}: {error.filename}") from None

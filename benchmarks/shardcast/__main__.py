@@ -59,7 +59,7 @@ from protocol.errors import OurFault, RollswarmError, UserError
 
 RELAYS, WORKERS = 2, 4
 PUBLISHED = "published"
-_GENEROUS = 8.0  # a publication may take this many times its variant's bound, and a minute, before it counts as failed
+_GENEROUS = 5.0  # a publication may take this many times its links' bound, and 20 s, before it counts as failed
 _TRIES = 3
 
 
@@ -181,7 +181,7 @@ async def _try(publish: Publish, net: Network, version: Version, scratch: Path, 
 
 
 async def _publish(publish: Publish, net: Network, version: Version, scratch: Path, label: str) -> Sample:
-    limit_s = 60.0 + _GENEROUS * max(1.0, len(net.workers) / RELAYS) * version.bound_s
+    limit_s = 20.0 + _GENEROUS * max(1.0, len(net.workers) / RELAYS) * version.bound_s
     with tempfile.TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True) as hosts:
         sample = await publish(
             net, Plan(version.folder, version.before, shard_bytes(version.size), Path(hosts), limit_s)

@@ -27,6 +27,7 @@ from tests.shardcast_network import (
     Version,
     origin_in_process,
     relay_in_process,
+    until,
     whole,
 )
 from tests.shardcast_run import LIMITS, Run, count, fetching, sent
@@ -211,3 +212,14 @@ async def test_clients_swap_the_packed_form_and_go_on_seeding_it(tmp_path: Path,
             assert fetcher.client.swapped == [0]
             section = run.versions[0].manifest.packed
             assert section is not None and fetcher.client.store.holds(section.digest)
+
+
+async def test_a_restarted_client_seeds_what_it_holds(tmp_path: Path, run: Run) -> None:
+    data = tmp_path / "data"
+    async with asyncio.timeout(2 * SOON), origin_in_process(data, help_peers=True) as (url, _):
+        await run.publish(url, data, range(1))
+        async with fetching(url, tmp_path / "a", Swarm(SwarmConfig(port=0))) as fetcher:
+            await fetcher.fetch(run.versions[0])
+        async with fetching(url, tmp_path / "a", Swarm(SwarmConfig(port=0))) as fetcher:
+            await fetcher.client.head()
+            await until(lambda: fetcher.client.swapped == [0])

@@ -16,11 +16,13 @@ from protocol.delta import CODEC_WORDS, DeltaSection
 from protocol.errors import UserError
 from protocol.manifest import Digest, Manifest, SignedEnvelope, manifest_digest, sign_manifest, tree_digest
 from protocol.signing import Identity
+from shardcast.collectable import collectable
+from shardcast.data_dir import serve_alone
 from shardcast.layout import delta_folder_name, incoming_delta, incoming_folder, version_name
 from shardcast.names import VersionConflict, VersionNames
 from shardcast.partial import DiskFullError, PartialVersion, hash_range
 from shardcast.publish import build_manifest
-from shardcast.storage import StoredVersion, VersionStore, collectable, serve_alone
+from shardcast.storage import StoredVersion, VersionStore
 
 TRAINER = Identity.from_seed(b"t" * 32)
 KEYS = {TRAINER.key_id}
