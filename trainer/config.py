@@ -19,7 +19,8 @@ class TrainerConfig(BaseModel):
     `versions`: policy versions to publish after version 0, then the trainer ends. `learning_rate` etc.: trainer.optim.
     `behaviour_tolerance`: how far, in nats, a worker's log-probs may differ from the trusted ones and still be used;
     0 uses the trusted ones alone. `token_budget`: padded tokens per microbatch. `full_every`: each so-manyth version is
-    published without a delta; the others carry the difference to the one before.
+    published without a delta; the others carry the difference to the one before. `packed`: versions can also be had
+    without what is redundant in bf16, a third less.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -51,6 +52,7 @@ class TrainerConfig(BaseModel):
     threads: int | None = Field(None, ge=1)
     seed: int = 0
     full_every: int = Field(10, ge=1)
+    packed: bool = True
     shard_bytes: int = Field(8 << 20, ge=1 << 16)
 
     @field_validator("advantage")
