@@ -226,6 +226,16 @@ class RunState:
     groups_per_batch: int
 
 
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """First version and batch numbers never used; versions withdrawn and rollouts purged by the call."""
+
+    next_version: int
+    next_batch: int
+    withdrawn: int
+    purged: int
+
+
 class TrainerClient:
     """The trainer's connection to the private listener. `key_rotations`: statements that lead to the trainer's key.
 
@@ -291,6 +301,12 @@ class TrainerClient:
         """A checkpoint holds all batches up to this one."""
         request = trainer_pb2.AcknowledgeBatchesRequest(through_batch=through_batch)
         return int((await self._call(self._stub.AcknowledgeBatches, request)).acknowledged)
+
+    async def withdraw(self, kept_version: int) -> Withdrawn:
+        """Take back every version after `kept_version`. Raises UserError if that one can't be gone back to."""
+        request = trainer_pb2.WithdrawVersionsRequest(kept_version=kept_version)
+        answer = await self._call(self._stub.WithdrawVersions, request)
+        return Withdrawn(answer.next_version, answer.next_batch, answer.withdrawn, answer.purged)
 
     async def report(
         self,

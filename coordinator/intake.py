@@ -106,6 +106,7 @@ class Intake:
             if group is None
             else SamplingParams(self._temperature, group.max_tokens, self._eos_token_ids),
             versions=await versions.digests(connection),
+            withdrawn=await versions.withdrawn(connection),
             head=0 if head is None else head.version,
             now=at,
             limits=self._limits,

@@ -272,6 +272,14 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         acknowledged = await self._feeding.acknowledge(request.through_batch)
         return trainer_pb2.AcknowledgeBatchesResponse(acknowledged=acknowledged)
 
+    async def WithdrawVersions(  # noqa: N802
+        self, request: trainer_pb2.WithdrawVersionsRequest, context: grpc.aio.ServicerContext
+    ) -> trainer_pb2.WithdrawVersionsResponse:
+        done = await self._feeding.withdraw(request.kept_version)
+        return trainer_pb2.WithdrawVersionsResponse(
+            next_version=done.next_version, next_batch=done.next_batch, withdrawn=done.withdrawn, purged=done.purged
+        )
+
     async def ReportStep(  # noqa: N802
         self, request: trainer_pb2.ReportStepRequest, context: grpc.aio.ServicerContext
     ) -> trainer_pb2.ReportStepResponse:

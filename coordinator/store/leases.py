@@ -89,6 +89,10 @@ async def overdue(connection: AsyncConnection, at: float) -> list[Lease]:
     return [_lease(row) for row in rows]
 
 
+async def live(connection: AsyncConnection) -> list[Lease]:
+    return [_lease(row) for row in await connection.execute(select(leases).where(leases.c.state == "live"))]
+
+
 async def live_of_worker(connection: AsyncConnection, worker_id: str) -> list[Lease]:
     rows = await connection.execute(select(leases).where(leases.c.state == "live", leases.c.worker_id == worker_id))
     return [_lease(row) for row in rows]
