@@ -122,7 +122,11 @@ class VerificationSection(_Section):
 
 
 class ServerSection(_Section):
-    """Listeners. The trainer's stays on loopback unless said otherwise. `advertise_host` is what workers are told."""
+    """Listeners. The trainer's stays on loopback unless said otherwise. `advertise_host` is what workers are told.
+
+    `certificate`, `certificate_key`: PEM files, for all listeners but a trainer's on loopback. `ca`: the authority that
+    workers pin, if it is not a public one. `insecure`: plaintext elsewhere than on loopback, asked for by name.
+    """
 
     host: str = "127.0.0.1"
     grpc_port: int = Field(7447, ge=0, le=65535)
@@ -130,8 +134,22 @@ class ServerSection(_Section):
     trainer_host: str = "127.0.0.1"
     trainer_port: int = Field(7449, ge=0, le=65535)
     advertise_host: str = "127.0.0.1"
+    certificate: Path | None = None
+    certificate_key: Path | None = None
+    ca: Path | None = None
+    insecure: bool = False
     max_payload_bytes: int = Field(4 << 20, ge=1024)
     max_prompt_tokens: int = Field(4096, ge=1)
+
+    @model_validator(mode="after")
+    def _whole(self) -> ServerSection:
+        if (self.certificate is None) != (self.certificate_key is None):
+            raise ValueError("certificate and certificate_key go together: one of them is missing")
+        if self.ca is not None and self.certificate is None:
+            raise ValueError("ca is given without a certificate that it could vouch for")
+        if self.insecure and self.certificate is not None:
+            raise ValueError("insecure = true contradicts the certificate: keep one of them")
+        return self
 
 
 class ShardcastSection(_Section):
@@ -180,6 +198,7 @@ def _resolve(run_file: RunFile, folder: Path) -> RunFile:
     """Make relative paths relative to the run file's folder."""
     database = run_file.run.database
     thresholds_file = run_file.verification.thresholds_file
+    server = run_file.server
     prefix = "sqlite+aiosqlite:///"
     if database.startswith(prefix) and not database.startswith(prefix + "/"):
         database = prefix + str(folder / database.removeprefix(prefix))
@@ -189,6 +208,13 @@ def _resolve(run_file: RunFile, folder: Path) -> RunFile:
             "model": run_file.model.model_copy(update={"path": folder / run_file.model.path}),
             "verification": run_file.verification.model_copy(
                 update={"thresholds_file": thresholds_file and folder / thresholds_file}
+            ),
+            "server": server.model_copy(
+                update={
+                    name: path and folder / path
+                    for name in ("certificate", "certificate_key", "ca")
+                    for path in [getattr(server, name)]
+                }
             ),
         }
     )

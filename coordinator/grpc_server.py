@@ -11,6 +11,7 @@ from grpc_health.v1.health import aio as health_aio
 
 from coordinator.interceptors import ErrorInterceptor, TrainerAuthInterceptor, WorkerAuthInterceptor
 from coordinator.service import TrainerService, WorkerService
+from coordinator.tls import ServerTls
 from protocol.errors import UserError
 from protos.rollswarm.v1 import trainer_pb2_grpc, worker_pb2_grpc
 
@@ -30,7 +31,13 @@ class Listener:
 
 
 async def serve_workers(
-    service: WorkerService, *, secret: bytes, host: str, port: int, max_payload_bytes: int
+    service: WorkerService,
+    *,
+    secret: bytes,
+    host: str,
+    port: int,
+    max_payload_bytes: int,
+    tls: ServerTls | None = None,
 ) -> Listener:
     """The public listener. A message larger than a submission may be is refused before it is parsed."""
     server = grpc.aio.server(
@@ -43,10 +50,12 @@ async def serve_workers(
         ),
     )
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)
-    return await _start(server, host, port, "server.grpc_port", ("rollswarm.v1.WorkerService",))
+    return await _start(server, host, port, "server.grpc_port", ("rollswarm.v1.WorkerService",), tls)
 
 
-async def serve_trainer(service: TrainerService, *, token: str, host: str, port: int) -> Listener:
+async def serve_trainer(
+    service: TrainerService, *, token: str, host: str, port: int, tls: ServerTls | None = None
+) -> Listener:
     """The private listener."""
     server = grpc.aio.server(
         interceptors=(ErrorInterceptor(), TrainerAuthInterceptor(token)),
@@ -57,16 +66,23 @@ async def serve_trainer(service: TrainerService, *, token: str, host: str, port:
         ),
     )
     trainer_pb2_grpc.add_TrainerServiceServicer_to_server(service, server)
-    return await _start(server, host, port, "server.trainer_port", ("rollswarm.v1.TrainerService",))
+    return await _start(server, host, port, "server.trainer_port", ("rollswarm.v1.TrainerService",), tls)
 
 
-async def _start(server: grpc.aio.Server, host: str, port: int, field: str, services: Sequence[str]) -> Listener:
+async def _start(
+    server: grpc.aio.Server, host: str, port: int, field: str, services: Sequence[str], tls: ServerTls | None
+) -> Listener:
     health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     for name in ("", *services):
         await health.set(name, health_pb2.HealthCheckResponse.SERVING)
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        address = f"{host}:{port}"
+        bound = (
+            server.add_insecure_port(address)
+            if tls is None
+            else server.add_secure_port(address, tls.grpc_credentials())
+        )
     except RuntimeError:
         bound = 0
     if bound == 0:

@@ -1,4 +1,4 @@
-"""`coordinator init | calibrate | serve | verify | ban | pardon | pause | resume`. Commands import what is heavy."""
+"""`coordinator init | certificate | calibrate | serve | verify | …`. Commands import what is heavy."""
 
 from __future__ import annotations
 
@@ -34,11 +34,25 @@ def init(
     relay: Annotated[
         list[str] | None, typer.Option("--relay", help="URL of a relay that workers use. May be repeated.")
     ] = None,
+    advertise_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--advertise-host",
+            help="Name or address by which workers elsewhere reach this machine: makes an authority and a certificate for "
+            "it. May be repeated; without it only this machine is served.",
+        ),
+    ] = None,
 ) -> None:
-    """Make a run folder: a run file, the coordinator's key, the trainer's key."""
+    """Make a run folder: a run file, the coordinator's key, the trainer's key, and certificates if others shall join."""
     from coordinator.init import init_run
 
-    path = init_run(folder, name=name or folder.resolve().name, model=model, relays=tuple(relay or ()))
+    path = init_run(
+        folder,
+        name=name or folder.resolve().name,
+        model=model,
+        relays=tuple(relay or ()),
+        hosts=tuple(advertise_host or ()),
+    )
     typer.echo(f"wrote {path}: look at it, then `coordinator calibrate --config {path}`, once per model")
 
 
@@ -81,6 +95,24 @@ def calibrate(
         f"fitted on {fitted.calibrated_on} comparisons; {rejected} of {fitted.tried_on} others exceed a threshold"
     )
     typer.echo(f"wrote {folder / 'thresholds.toml'}: name it as thresholds_file in [verification]")
+
+
+@app.command()
+def certificate(
+    config: ConfigPath,
+    name: Annotated[
+        list[str] | None,
+        typer.Option("--name", help="Host name or address that workers use. May be repeated; as before if not given."),
+    ] = None,
+) -> None:
+    """Renew the server's certificate (or make the first one), by the run's own authority. `serve` takes it up by itself."""
+    import datetime as dt
+
+    from coordinator.config import load_run_file
+    from coordinator.init import renew_certificate
+
+    for line in renew_certificate(load_run_file(config), config, tuple(name or ()), dt.datetime.now(dt.UTC)):
+        typer.echo(line)
 
 
 @app.command()
@@ -178,6 +210,7 @@ def _set_paused(config: Path, paused: bool) -> None:
 
 
 def _print_ready(addresses: Addresses) -> None:
+    print(f"workers join by: worker join --coordinator {addresses.join}", flush=True)
     print(f"ready url={addresses.http} grpc={addresses.grpc} trainer={addresses.trainer}", flush=True)
 
 

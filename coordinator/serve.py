@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import datetime as dt
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from coordinator.admission import Limits
-from coordinator.config import RunFile, make_run_id, model_shape
+from coordinator.config import RunFile, ServerSection, make_run_id, model_shape
 from coordinator.dashboard.views import Views
 from coordinator.feeding import Feeding
 from coordinator.grpc_server import Listener, serve_trainer, serve_workers
@@ -24,26 +26,33 @@ from coordinator.store import run as run_store
 from coordinator.store import versions
 from coordinator.store.database import Database
 from coordinator.store.run import Run
+from coordinator.tls import ServerTls, check_plaintext
 from coordinator.tokenizer import RunTokenizer
 from coordinator.verification.thresholds import thresholds_of
 from environments.registry import make_environment
 from protocol.errors import UserError
 from protocol.signing import Identity
 from protocol.terms import PROTOCOL_MAX, PROTOCOL_MIN, RunTerms
+from protocol.trust import is_loopback
 
 log = logging.getLogger(__name__)
 
 _SWEEP_S = 1.0
 _GRACE_S = 3.0
+_CERTIFICATE_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where the coordinator listens, as it turned out (a configured port of 0 means any free one)."""
+    """Where the coordinator listens, as it turned out (a configured port of 0 means any free one).
+
+    `join`: the URL that workers elsewhere join by.
+    """
 
     grpc: str
     http: str
     trainer: str
+    join: str
 
 
 async def serve(
@@ -119,30 +128,37 @@ async def _serve_run(
         scheduling=scheduling,
     )
     server = run_file.server
+    tls = _tls(server)
     public = await serve_workers(
-        workers, secret=run.secret, host=server.host, port=server.grpc_port, max_payload_bytes=server.max_payload_bytes
+        workers,
+        secret=run.secret,
+        host=server.host,
+        port=server.grpc_port,
+        max_payload_bytes=server.max_payload_bytes,
+        tls=tls,
     )
     try:
-        private = await serve_trainer(trainer, token=trainer_token, host=server.trainer_host, port=server.trainer_port)
+        private = await serve_trainer(
+            trainer,
+            token=trainer_token,
+            host=server.trainer_host,
+            port=server.trainer_port,
+            tls=None if is_loopback(server.trainer_host) else tls,
+        )
         try:
             views = Views(
                 db,
                 metrics,
                 _terms_reader(run_file, run, db, identity, public),
                 probation_rollouts=run_file.scheduling.probation_rollouts,
+                ca_pem=None if tls is None else tls.ca_pem,
             )
             runner = web.AppRunner(views.application(), access_log=None)
             await runner.setup()
             try:
-                http_port = await _listen(runner, server.host, server.http_port)
-                on_ready(
-                    Addresses(
-                        f"{server.host}:{public.port}",
-                        f"http://{server.host}:{http_port}",
-                        f"{server.trainer_host}:{private.port}",
-                    )
-                )
-                await _sweep(leasing, stop)
+                http_port = await _listen(runner, server.host, server.http_port, tls)
+                on_ready(_addresses(server, public.port, http_port, private.port, tls))
+                await asyncio.gather(_sweep(leasing, stop), _watch_certificate(tls, stop))
             finally:
                 await runner.cleanup()
         finally:
@@ -151,8 +167,44 @@ async def _serve_run(
         await public.stop(_GRACE_S)
 
 
-async def _listen(runner: web.AppRunner, host: str, port: int) -> int:
-    site = web.TCPSite(runner, host, port)
+def _tls(server: ServerSection) -> ServerTls | None:
+    """The listeners' certificate, None where all is plaintext. Raises UserError if that was not asked for."""
+    if server.certificate is None or server.certificate_key is None:
+        check_plaintext(server.host, "host", insecure=server.insecure)
+        check_plaintext(server.trainer_host, "trainer_host", insecure=server.insecure)
+        return None
+    tls = ServerTls(server.certificate, server.certificate_key, server.ca, dt.datetime.now(dt.UTC))
+    tls.check_covers(server.advertise_host)
+    return tls
+
+
+def _addresses(server: ServerSection, grpc: int, http: int, trainer: int, tls: ServerTls | None) -> Addresses:
+    scheme = "http" if tls is None else "https"
+    pin = f"#sha256={tls.pin}" if tls is not None and tls.pin else ""
+    return Addresses(
+        grpc=f"{server.host}:{grpc}",
+        http=f"{scheme}://{server.host}:{http}",
+        trainer=f"{server.trainer_host}:{trainer}",
+        join=f"{scheme}://{server.advertise_host}:{http}{pin}",
+    )
+
+
+async def _watch_certificate(tls: ServerTls | None, stop: asyncio.Event) -> None:
+    """Take up renewed files, and warn once a day while expiry is near, until `stop` is set."""
+    warned = 0
+    while tls is not None and not stop.is_set():
+        now = dt.datetime.now(dt.UTC)
+        await asyncio.to_thread(tls.refresh, now)
+        warning = tls.warning(now)
+        if warning and warned != now.toordinal():
+            warned = now.toordinal()
+            log.warning("%s", warning, extra={"action": "certificate"})
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _CERTIFICATE_EVERY_S)
+
+
+async def _listen(runner: web.AppRunner, host: str, port: int, tls: ServerTls | None) -> int:
+    site = web.TCPSite(runner, host, port, ssl_context=None if tls is None else tls.context)
     try:
         await site.start()
     except OSError as error:
@@ -203,7 +255,7 @@ def _terms_reader(
             name=run.name,
             protocol_min=PROTOCOL_MIN,
             protocol_max=PROTOCOL_MAX,
-            grpc_endpoints=(f"{server.advertise_host}:{public.port}",),
+            grpc_endpoints=(f"{'https://' if server.certificate else ''}{server.advertise_host}:{public.port}",),
             relays=run_file.shardcast.relays,
             coordinator_key=identity.key_id,
             trainer_key=run.trainer_key,

@@ -14,6 +14,8 @@ from protocol.runfile import read_run_file
 class TrainerConfig(BaseModel):
     """How the run trains. Paths are relative to the run file.
 
+    `coordinator`: its private listener, `host:port`, or `https://host:port` for TLS; `coordinator_ca`: the authority of its
+    certificate, if it is not a public one.
     `versions`: policy versions to publish after version 0, then the trainer ends. `learning_rate` etc.: trainer.optim.
     `behaviour_tolerance`: how far, in nats, a worker's log-probs may differ from the trusted ones and still be used;
     0 uses the trusted ones alone. `token_budget`: padded tokens per microbatch. `full_every`: each so-manyth version is
@@ -23,6 +25,7 @@ class TrainerConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     coordinator: str = "127.0.0.1:7449"
+    coordinator_ca: Path | None = None
     origin: str = "http://127.0.0.1:8600"
     origin_data: Path = Path("origin")
     key: Path = Path("trainer.key")
@@ -81,4 +84,6 @@ def load_trainer_run(path: Path) -> TrainerRun:
         raise UserError(explain_validation(errors, str(path))) from None
     folder = path.resolve().parent
     paths = {name: folder / getattr(config, name) for name in ("origin_data", "key", "token", "checkpoints")}
+    if config.coordinator_ca is not None:
+        paths["coordinator_ca"] = folder / config.coordinator_ca
     return TrainerRun(model_path=folder / model["path"], trainer=config.model_copy(update=paths))

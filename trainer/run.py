@@ -36,7 +36,9 @@ async def run_trainer(path: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     rotations = await _rotations(run.trainer.origin)
-    client = TrainerClient(run.trainer.coordinator, token, key_rotations=rotations, stop=stop)
+    client = TrainerClient(
+        run.trainer.coordinator, token, key_rotations=rotations, stop=stop, ca=run.trainer.coordinator_ca
+    )
     try:
         await Trainer(run, client, identity, stop).run(_log_step)
     finally:

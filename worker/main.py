@@ -18,7 +18,14 @@ app = typer.Typer(
 )
 
 Home = Annotated[Path | None, typer.Option("--home", help="Where identity, outbox and weights are kept.")]
-CoordinatorUrl = Annotated[str, typer.Option("--coordinator", help="The coordinator's URL, https://… or http://….")]
+CoordinatorUrl = Annotated[
+    str,
+    typer.Option("--coordinator", help="The coordinator's URL as its operator gave it, with #sha256=… if it has one."),
+]
+Authority = Annotated[
+    Path | None,
+    typer.Option("--ca", help="The authority of the coordinator's certificate, if neither public nor pinned."),
+]
 
 
 class EngineName(enum.StrEnum):
@@ -32,6 +39,7 @@ class EngineName(enum.StrEnum):
 def join(
     coordinator: CoordinatorUrl,
     home: Home = None,
+    ca: Authority = None,
     name: Annotated[str | None, typer.Option("--name", help="Shown on the dashboard.")] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="auto, bfloat16 or float32.")] = None,
     concurrency: Annotated[int | None, typer.Option("--concurrency", help="Samples generated at once.")] = None,
@@ -86,17 +94,17 @@ def join(
         max_upload_mbit=max_upload_mbit,
     )
     factory = joining.vllm_engine if engine is EngineName.VLLM else joining.reference_engine
-    asyncio.run(joining.join(coordinator, config, factory, as_json=json))
+    asyncio.run(joining.join(coordinator, config, factory, as_json=json, ca=ca))
 
 
 @app.command()
-def status(coordinator: CoordinatorUrl, home: Home = None) -> None:
+def status(coordinator: CoordinatorUrl, home: Home = None, ca: Authority = None) -> None:
     """Show this worker's credits, strikes, and the latest verdicts with their reasons."""
     import asyncio
 
     from worker.status_command import show_status
 
-    asyncio.run(show_status(coordinator, _config(home=home)))
+    asyncio.run(show_status(coordinator, _config(home=home), ca))
 
 
 @app.command()

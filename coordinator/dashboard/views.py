@@ -15,6 +15,7 @@ from coordinator.store import summary, versions
 from coordinator.store.database import Database
 from protocol.signing import short_id
 from protocol.terms import WELL_KNOWN_PATH, RunTerms
+from protocol.trust import CA_PATH
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self' data:",
@@ -40,8 +41,10 @@ class Views:
         make_terms: Callable[[], Awaitable[RunTerms]],
         *,
         probation_rollouts: int = 0,
+        ca_pem: bytes | None = None,
     ) -> None:
         self._db = db
+        self._ca_pem = ca_pem
         self._probation_rollouts = probation_rollouts
         self._metrics = metrics
         self._make_terms = make_terms
@@ -57,6 +60,8 @@ class Views:
         app = web.Application(client_max_size=1 << 16)
         app.router.add_get("/", self.status_page)
         app.router.add_get(WELL_KNOWN_PATH, self.terms)
+        if self._ca_pem is not None:
+            app.router.add_get(CA_PATH, self.authority)
         app.router.add_get("/api/v1/status", self.status)
         app.router.add_get("/api/v1/versions/required", self.required_versions)
         app.router.add_get("/metrics", self.prometheus)
@@ -71,6 +76,10 @@ class Views:
     async def terms(self, request: web.Request) -> web.Response:
         terms = await self._make_terms()
         return web.Response(text=terms.to_json(), content_type="application/json")
+
+    async def authority(self, request: web.Request) -> web.Response:
+        """The run's own authority, for those who have its digest from the URL they join by."""
+        return web.Response(body=self._ca_pem, content_type="application/x-pem-file")
 
     async def status(self, request: web.Request) -> web.Response:
         return web.json_response(dataclasses.asdict(await self._summary()))

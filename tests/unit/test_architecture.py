@@ -19,7 +19,13 @@ ROLES = ("coordinator", "worker", "trainer", "shardcast")
 PACKAGES = (*ROLES, "environments", "protocol")
 IMPORT_NAMES = (*PACKAGES, "protos")
 # What one role offers to others.
-CLIENTS = {"coordinator.client", "coordinator.trainer_token", "shardcast.client", "shardcast.publish"}
+CLIENTS = {
+    "coordinator.client",
+    "coordinator.trust",
+    "coordinator.trainer_token",
+    "shardcast.client",
+    "shardcast.publish",
+}
 # Modules that put processes together, and so may know several roles.
 ASSEMBLERS = {"main", "join", "run", "status_command"}
 HEAVY = {"torch", "vllm", "grpc", "sqlalchemy", "transformers", "aiohttp", "libtorrent"}
