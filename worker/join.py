@@ -19,7 +19,7 @@ from protocol.terms import RunTerms
 from protocol.trust import is_loopback
 from shardcast.client import ShardcastClient
 from shardcast.swarm import Swarm, SwarmConfig
-from worker import console
+from worker import console, preflight
 from worker.config import WorkerConfig
 from worker.engine import Engine
 from worker.hardware import default_kv_cache_gib, describe, native_dtype
@@ -69,6 +69,12 @@ async def join(
         max_mbit=config.max_download_mbit,
         swarm=_swarm(config),
     )
+    try:
+        await preflight.look(shardcast, config, lambda text: _say(text, as_json))
+    except UserError:
+        await client.close()
+        await shardcast.close()
+        raise
     worker = Worker(
         terms,
         identity=identity,
