@@ -140,7 +140,7 @@ class Objective:
 
     def needs(self) -> frozenset[Need]:
         """What the step must supply."""
-        needs = [part.needs() for part in (self.loss, *self.modifiers)]
+        needs = [self.loss.needs(), *(part.needs() for part in self.modifiers)]
         return frozenset().union(*needs, *(part.needs() for part in self.regularizers))
 
     def alternatives(self) -> int:
