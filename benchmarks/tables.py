@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,14 @@ def bootstrap_median(values: Sequence[float], seed: int = 0) -> tuple[float, flo
     drawn = np.random.default_rng(seed).choice(sample, size=(_RESAMPLES, len(sample)))
     low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975])
     return float(low), float(high)
+
+
+def share_interval(hits: int, count: int) -> tuple[float, float]:
+    """The 95 % interval of a share of which `hits` of `count` were seen (Wilson 1927)."""
+    z, share = 1.96, hits / count
+    middle, width = share + z * z / (2 * count), z * math.sqrt(share * (1 - share) / count + z * z / (4 * count**2))
+    scale = 1 + z * z / count
+    return max(0.0, (middle - width) / scale), min(1.0, (middle + width) / scale)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -41,6 +41,10 @@ class Feeding:
         self._keys = KeyRing.of([trainer_key])
         self._scheduling = scheduling
 
+    def use(self, scheduling: Scheduling) -> None:
+        """Go by these numbers from the next call on."""
+        self._scheduling = scheduling
+
     async def state(self) -> tuple[PolicyVersion | None, int]:
         """The head version, and the first batch that is not acknowledged."""
         async with self._db.read() as connection:

@@ -43,6 +43,10 @@ class Intake:
         self._max_strikes = max_strikes
         self._max_payload_bytes = max_payload_bytes
 
+    def use(self, limits: Limits) -> None:
+        """Go by these bounds from the next call on."""
+        self._limits = limits
+
     async def submit(self, worker_id: str, envelope: SignedEnvelope) -> SignedEnvelope:
         """Receive one submission and return the signed receipt; the same bytes get the same receipt again.
 

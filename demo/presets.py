@@ -10,7 +10,7 @@ from pathlib import Path
 from protocol.signing import Identity
 
 # Written by `coordinator calibrate` for the two models; evidence-<name>.json beside them says from what.
-_THRESHOLDS = Path(__file__).resolve().parent / "thresholds"
+THRESHOLDS = Path(__file__).resolve().parent / "thresholds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ max_tokens = {preset.counting_tokens}
 
 [verification]
 max_strikes = 3
-thresholds_file = {json.dumps(str(_THRESHOLDS / f"{preset.name}.toml"))}
+thresholds_file = {json.dumps(str(THRESHOLDS / preset.name / "thresholds.toml"))}
 resident_versions = 3
 claim_rollouts = 96
 threads = {preset.verifier_threads}

@@ -29,8 +29,9 @@ PRIME = 65497
 MODULUS_FLOOR = 32768  # m must be above this
 NO_MANTISSA_MATCH = 128.0  # above every possible mantissa error (7 bits): stands for "nothing to compare"
 
-_BATCH = 16  # chunks interpolated at once: their k x k matrices, 128 KB each, stay within a cache
+_BATCH = 32  # chunks interpolated at once: their powers, 24 KB each, stay within a cache
 _BABY_STEPS = 16
+_SHORT = 9  # coefficients of a factor that are multiplied one by one rather than by Fourier transforms
 _INVERSE_OF_PRIME = 1.0 / PRIME
 _TIES_CONSIDERED = 1024  # of a degenerate chunk, such as all zeros, not every tie is worth looking at
 
@@ -49,14 +50,8 @@ class Polynomial:
     def __call__(self, indices: NDArray[np.integer]) -> Bits:
         """The bf16 bits that the prover claims at these flattened indices."""
         points = (np.asarray(indices, dtype=np.int64) % self.modulus % PRIME).astype(np.float64)
-        steps = -(-self.coefficients.size // _BABY_STEPS)
-        padded = np.zeros(steps * _BABY_STEPS)
-        padded[: self.coefficients.size] = self.coefficients
-        # p(x) = Σ_g x^(16 g) Σ_b a_(16 g + b) x^b: far fewer products than all powers of x would take
-        baby = _powers(points, _BABY_STEPS)
-        giant = _powers(_reduced(baby[:, -1] * points), steps)
-        inner = _reduced(baby @ padded.reshape(steps, _BABY_STEPS).T)
-        return (_reduced(_reduced(giant * inner).sum(axis=1)) % PRIME).astype(np.uint16)
+        values = _Steps.of(points, self.coefficients.size).evaluate(self.coefficients.astype(np.float64))
+        return (values % PRIME).astype(np.uint16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +185,11 @@ def _top_k_and_ties(flat_N: Bits, k: int) -> tuple[Ints, Ints]:
 
 
 def _magnitude_floor(magnitudes_N: Bits, k: int) -> int:
-    """A lower bound of the k-th largest magnitude: the k-th largest among the maxima of 4k stretches. One fast pass."""
+    """A lower bound of the k-th largest magnitude: the k-th largest among the maxima of 4k disjoint parts. One fast pass."""
     width = magnitudes_N.size // (4 * k)
     if width < 2:
         return 0
-    maxima = magnitudes_N[: 4 * k * width].reshape(4 * k, width).max(axis=1)
+    maxima = magnitudes_N[: 4 * k * width].reshape(width, 4 * k).max(axis=0)
     return int(np.partition(maxima, 3 * k)[3 * k])
 
 
@@ -243,16 +238,15 @@ def interpolate(points_CK: Ints, values_CK: Ints) -> Ints:
     """Coefficients (lowest first) of the C polynomials of degree < K through K distinct points each, over GF(PRIME).
 
     With M(x) = Π (x - x_i) = Σ c_t x^t and v_i = y_i / M'(x_i), Lagrange's sum Σ v_i M(x) / (x - x_i) has the
-    coefficients a_j = Σ_{t>j} c_t S_{t-j-1} with the weighted power sums S_n = Σ v_i x_i^n. M' is evaluated by the same
-    powers x_i^n: some K x K operations in all.
+    coefficients a_j = Σ_{t>j} c_t S_{t-j-1} with the weighted power sums S_n = Σ v_i x_i^n.
     """
     k = points_CK.shape[1]
-    powers = _powers(points_CK.astype(np.float64), k)
-    master = _from_roots(points_CK.astype(np.float64))
-    slope = _reduced(master[:, 1:] * np.arange(1, k + 1))  # of M', lowest first
-    slopes_at_roots = _reduced((powers @ slope[:, :, None])[:, :, 0])
+    points = points_CK.astype(np.float64)
+    steps = _Steps.of(points, k)
+    master = _from_roots(points)
+    slopes_at_roots = steps.evaluate(_reduced(master[:, 1:] * np.arange(1, k + 1)))
     weights = _reduced(values_CK * _inverses()[slopes_at_roots.astype(np.int64)])
-    power_sums = _reduced((weights[:, None, :] @ powers)[:, 0])
+    power_sums = steps.weighted_sums(weights, k)
     # Reversed, the correlation is a plain product: a_j is the coefficient of x^(k-1-j) of it.
     return _multiply(master[:, :0:-1], power_sums)[:, k - 1 :: -1].astype(np.int64) % PRIME
 
@@ -267,6 +261,40 @@ def _reduced(values: Floats) -> Floats:
     np.floor(quotients, out=quotients)
     quotients *= PRIME
     return np.subtract(values, quotients, out=quotients)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Steps:
+    """Baby steps x^b (b < 16) and giant steps x^(16 g) of points [..., K]: any power is a product of one of each.
+
+    Sums over both need far fewer products than all powers of x would; each has at most 2^39 in float64: exact.
+    """
+
+    baby: Floats  # [..., K, 16]
+    giant: Floats  # [..., K, G]
+
+    @classmethod
+    def of(cls, points: Floats, count: int) -> _Steps:
+        """Enough for the powers below `count`."""
+        baby = _powers(points, _BABY_STEPS)
+        return cls(baby, _powers(_reduced(baby[..., -1] * points), -(-count // _BABY_STEPS)))
+
+    def evaluate(self, coefficients: Floats) -> Floats:
+        """[..., K] values at the points of the polynomials [..., count], lowest coefficient first."""
+        inner = _reduced(self.baby @ self._by_steps(coefficients).swapaxes(-1, -2))
+        return _reduced(_reduced(self.giant * inner).sum(axis=-1))
+
+    def weighted_sums(self, weights: Floats, count: int) -> Floats:
+        """[..., count] sums over the points of weight times x^n, n ascending."""
+        sums = _reduced(_reduced(weights[..., None] * self.giant).swapaxes(-1, -2) @ self.baby)
+        return sums.reshape(*sums.shape[:-2], -1)[..., :count]
+
+    def _by_steps(self, coefficients: Floats) -> Floats:
+        """[..., G, 16], padded with zeros."""
+        steps = self.giant.shape[-1]
+        padded = np.zeros((*coefficients.shape[:-1], steps * _BABY_STEPS))
+        padded[..., : coefficients.shape[-1]] = coefficients
+        return padded.reshape(*padded.shape[:-1], steps, _BABY_STEPS)
 
 
 def _powers(points: Floats, count: int) -> Floats:
@@ -305,9 +333,15 @@ def _from_roots(points_CK: Floats) -> Floats:
 def _multiply(left: Floats, right: Floats) -> Floats:
     """Products of polynomials along the last axis, mod PRIME.
 
-    Coefficients are at most 2^16, so for K = 128 Fourier transforms err by less than 0.01: rounding is exact.
+    Coefficients are at most 2^16, so for K = 128 Fourier transforms err by less than 0.01: rounding is exact. Short
+    products are summed up term by term: at most 2^37.
     """
     size = left.shape[-1] + right.shape[-1] - 1
+    if left.shape[-1] <= _SHORT:
+        short = np.zeros((*left.shape[:-1], size))
+        for at in range(left.shape[-1]):
+            short[..., at : at + right.shape[-1]] += left[..., at : at + 1] * right
+        return _reduced(short)
     fast = 1 << (size - 1).bit_length()
     spectrum = np.fft.rfft(left, fast)
     spectrum *= np.fft.rfft(right, fast)

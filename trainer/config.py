@@ -16,16 +16,20 @@ from trainer.alarms import Alarms
 class TrainerConfig(BaseModel):
     """How the run trains. Paths are relative to the run file; docs/run-file.md says what each field means.
 
+    `coordinator`: its private listener, `host:port`, or `https://host:port` for TLS; `coordinator_ca`: the authority of its
+    certificate, if it is not a public one.
     `versions`: policy versions to publish after version 0, then the trainer ends. `learning_rate` etc.: trainer.optim.
     `behaviour_tolerance`: how far, in nats, a worker's log-probs may differ from the trusted ones and still be used;
     0 uses the trusted ones alone. `token_budget`: padded tokens per microbatch. `full_every`: each so-manyth version is
-    published without a delta; the others carry the difference to the one before. `old_logprobs`: what stands for the
+    published without a delta; the others carry the difference to the one before. `packed`: versions can also be had
+    without what is redundant in bf16, a third less. `old_logprobs`: what stands for the
     behaviour policy in the loss: `trusted` (the verifier's), `snapshot` (the step-start policy's), `ewma`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     coordinator: str = "127.0.0.1:7449"
+    coordinator_ca: Path | None = None
     origin: str = "http://127.0.0.1:8600"
     origin_data: Path = Path("origin")
     key: Path = Path("trainer.key")
@@ -78,6 +82,7 @@ class TrainerConfig(BaseModel):
     threads: int | None = Field(None, ge=1)
     seed: int = 0
     full_every: int = Field(10, ge=1)
+    packed: bool = True
     shard_bytes: int = Field(8 << 20, ge=1 << 16)
 
     def alarms(self) -> Alarms:
@@ -138,7 +143,7 @@ def load_trainer_run(path: Path) -> TrainerRun:
         raise UserError(explain_validation(errors, str(path))) from None
     folder = path.resolve().parent
     paths = {name: folder / getattr(config, name) for name in ("origin_data", "key", "token", "checkpoints")}
-    for name in ("teacher", "tensorboard"):
+    for name in ("coordinator_ca", "teacher", "tensorboard"):
         if getattr(config, name) is not None:
             paths[name] = folder / getattr(config, name)
     return TrainerRun(model_path=folder / model["path"], trainer=config.model_copy(update=paths))

@@ -119,6 +119,7 @@ class Trainer:
             origin_data=self._config.origin_data,
             shard_bytes=self._config.shard_bytes,
             full_every=self._config.full_every,
+            packed=self._config.packed,
         )
 
     async def _begin(self, state: RunState, crew: Crew, publisher: Publisher) -> _Position:

@@ -50,7 +50,9 @@ async def run_trainer(path: Path, environment: Mapping[str, str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     rotations = await _rotations(run.trainer.origin)
-    client = TrainerClient(run.trainer.coordinator, token, key_rotations=rotations, stop=stop)
+    client = TrainerClient(
+        run.trainer.coordinator, token, key_rotations=rotations, stop=stop, ca=run.trainer.coordinator_ca
+    )
     logs = open_logs(run.trainer.tensorboard, run.trainer.wandb_project, run.model_path.name)
 
     def on_step(batch: int, result: StepResult) -> None:

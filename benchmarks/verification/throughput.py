@@ -26,7 +26,7 @@ _DIGEST = "sha256:" + "0" * 64
 class Load:
     """`requests` of `tokens` tokens each after a prompt of `prompt` tokens, `concurrency` at once, `repeats` pairs."""
 
-    requests: int = 48
+    requests: int = 16
     tokens: int = 64
     prompt: int = 32
     concurrency: int = 16
@@ -45,12 +45,11 @@ async def measure(folder: Path, dtype: str, load: Load) -> dict[str, Any]:
     )
     ours = VllmEngine(config)
     await ours.start(Weights(0, _DIGEST, folder))
-    plain = _plain_engine(folder, config)
+    plain = plain_engine(folder, config)
     try:
         pairs = await _alternate(ours, plain, load)
     finally:
-        plain.output_handler.cancel()
-        await asyncio.to_thread(plain.shutdown)
+        await close_plain(plain)
         await ours.close()
     ratios = [mine / theirs for mine, theirs in pairs]
     low, high = bootstrap_median(ratios)
@@ -77,6 +76,7 @@ async def _alternate(ours: VllmEngine, plain: Any, load: Load) -> list[tuple[flo
             mine, theirs = await _rate(run_ours, prompts, load), await _rate(run_plain, prompts, load)
         if number:  # the first pair warms both up
             pairs.append((mine, theirs))
+            print(f"pair {number}: {mine:.0f} and {theirs:.0f} tokens/s, {mine / theirs:.3f}", flush=True)
     return pairs
 
 
@@ -112,17 +112,9 @@ def _ours(engine: VllmEngine, number: int, load: Load) -> Callable[[int, tuple[i
 
 
 def _plain(engine: Any, number: int, load: Load) -> Callable[[int, tuple[int, ...]], Awaitable[int]]:
-    from vllm import SamplingParams as Plain
     from vllm.inputs.engine import tokens_input
-    from vllm.sampling_params import RequestOutputKind
 
-    parameters = Plain(
-        temperature=1.0,
-        max_tokens=load.tokens,
-        ignore_eos=True,
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-    )
+    parameters = plain_parameters(load.tokens)
 
     async def run(index: int, prompt: tuple[int, ...]) -> int:
         tokens = 0
@@ -133,7 +125,28 @@ def _plain(engine: Any, number: int, load: Load) -> Callable[[int, tuple[int, ..
     return run
 
 
-def _plain_engine(folder: Path, config: VllmEngineConfig) -> Any:
+def plain_parameters(tokens: int) -> Any:
+    """vLLM's own sampling of exactly so many tokens."""
+    from vllm import SamplingParams as Plain
+    from vllm.sampling_params import RequestOutputKind
+
+    return Plain(
+        temperature=1.0,
+        max_tokens=tokens,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+async def close_plain(engine: Any) -> None:
+    """Stop it and its processes."""
+    engine.output_handler.cancel()
+    await asyncio.to_thread(engine.shutdown)
+
+
+def plain_engine(folder: Path, config: VllmEngineConfig) -> Any:
+    """vLLM without any of our hooks, in the same settings."""
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 

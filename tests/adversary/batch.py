@@ -18,10 +18,17 @@ from worker.engine import Generation, GenerationRequest, Weights
 
 
 def write_all(
-    cheat: Cheat, requests: Sequence[GenerationRequest], published: Weights, scratch: Path
+    cheat: Cheat,
+    requests: Sequence[GenerationRequest],
+    published: Weights,
+    scratch: Path,
+    *,
+    dtype: str = "bfloat16",
 ) -> list[Generation]:
-    """What a worker with that cheat hands in. All prompts that are fed have one length."""
-    model = PrefillModel(cheat.weights(published, scratch).path)
+    """What a worker with that cheat hands in. All prompts that are fed have one length. `dtype`: the engine's."""
+    model = PrefillModel(cheat.weights(published, scratch).path, dtype=getattr(torch, dtype))
+    if cheat.alters_module is not None:
+        cheat.alters_module(model.module)
     draws = [cheat.draws(request) for request in requests]
     written = iter(_write(model, [draw for several in draws for draw in several], published, cheat.choose))
     picked = [cheat.pick([next(written) for _ in several]) for several in draws]

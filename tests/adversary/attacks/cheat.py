@@ -18,11 +18,13 @@ class Cheat:
     """Honest in everything. Hooks are called in this order for each sample; `weights` once per version.
 
     `commits`: whether its tokens extend the progress that it saw, so that renewals can commit to it. `choose`: the rule
-    that picks a token, None for the protocol's; only engines that run in this process can be told another.
+    that picks a token, None for the protocol's. `alters_module`: what is done to the loaded model, None for nothing. Only
+    engines that run in this process can be told either.
     """
 
     commits: ClassVar[bool] = True
     choose: Choose | None = None
+    alters_module: Callable[[Any], None] | None = None
 
     def weights(self, published: Weights, scratch: Path) -> Weights:
         """What is loaded when that version is published. `scratch` is a folder to write other weights into."""

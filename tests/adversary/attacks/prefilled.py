@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 
 
 class Prefilled(Cheat):
-    """Another cheat's tokens with the right model's proofs and log-probs."""
+    """Another cheat's tokens with the right model's proofs and log-probs. `dtype`: of the prefill."""
 
-    def __init__(self, inner: Cheat) -> None:
+    def __init__(self, inner: Cheat, *, dtype: str = "bfloat16") -> None:
         self._inner = inner
+        self._dtype = dtype
         self.commits = inner.commits  # type: ignore[misc]
         self.choose = inner.choose
+        self.alters_module = inner.alters_module
         self._published: dict[str, Path] = {}
         self._models: dict[str, PrefillModel] = {}
 
@@ -55,11 +57,14 @@ class Prefilled(Cheat):
         self, written: Sequence[Generation], span: VersionSpan, issued: GenerationRequest
     ) -> list[PrefillResult]:
         """What the span's version says about its tokens in each of these completions."""
+        import torch
+
         from coordinator.verification.layout import PrefillItem
         from coordinator.verification.prefill import PrefillModel
 
         if span.manifest_digest not in self._models:
-            self._models[span.manifest_digest] = PrefillModel(self._published[span.manifest_digest])
+            folder = self._published[span.manifest_digest]
+            self._models[span.manifest_digest] = PrefillModel(folder, dtype=getattr(torch, self._dtype))
         sampling = issued.sampling
         items = [
             PrefillItem(
@@ -71,19 +76,22 @@ class Prefilled(Cheat):
 
 
 class FlatteringCut(Prefilled):
-    """Cuts where an EOS loses the draw by least: where stopping looks most natural."""
+    """Cuts where an EOS loses the draw by least: where stopping looks most natural. `places`: the most that it tries."""
 
     commits = False
 
-    def __init__(self) -> None:
-        super().__init__(Cheat())
+    def __init__(self, *, places: int = 64, dtype: str = "bfloat16") -> None:
+        super().__init__(Cheat(), dtype=dtype)
+        self._places = places
         self.commits = False  # type: ignore[misc]
 
     def falsify(self, honest: Generation, issued: GenerationRequest) -> Generation:
         if len(honest.spans) > 1:
             return honest
         # The last place would be the honest end, if that is an EOS.
-        cuts = [cut(honest, length, issued.sampling.eos_token_ids) for length in range(1, len(honest.token_ids))]
+        step = -(-len(honest.token_ids) // self._places)
+        lengths = range(1, len(honest.token_ids), step)
+        cuts = [cut(honest, length, issued.sampling.eos_token_ids) for length in lengths]
         if not cuts:
             return honest
         margins = [float(found.margins_T[-1]) for found in self.prefill(cuts, honest.spans[0], issued)]
@@ -93,8 +101,8 @@ class FlatteringCut(Prefilled):
 class LyingSpans(Prefilled):
     """Claims a border where there was none: the first half by the version before, which never wrote it."""
 
-    def __init__(self) -> None:
-        super().__init__(Cheat())
+    def __init__(self, *, dtype: str = "bfloat16") -> None:
+        super().__init__(Cheat(), dtype=dtype)
         self._before: Weights | None = None
         self._newest: Weights | None = None
 

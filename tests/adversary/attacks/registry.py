@@ -29,6 +29,7 @@ class Attack(enum.StrEnum):
     INT4 = "int4"
     INT6 = "int6"
     INT8 = "int8"
+    FP8_CACHE = "fp8_cache"
     STALE_WEIGHTS = "stale_weights"
     SMALL_MODEL = "small_model"  # writes; the right one prefills
     # Requests
@@ -92,6 +93,7 @@ _MAKE: dict[Attack, Callable[[], Cheat]] = {
     Attack.INT4: lambda: weights.rounded(4),
     Attack.INT6: lambda: weights.rounded(6),
     Attack.INT8: lambda: weights.rounded(8),
+    Attack.FP8_CACHE: weights.Fp8Cache,
     Attack.STALE_WEIGHTS: weights.StaleWeights,
     Attack.SMALL_MODEL: lambda: Prefilled(weights.other_model()),
     Attack.HIDDEN_PROMPT: HiddenPrompt,

@@ -37,6 +37,15 @@ class StaleWeights(Cheat):
         return replace(published, path=self._first.path)
 
 
+class Fp8Cache(Cheat):
+    """Right weights, and keys and values rounded to fp8 (e4m3) before they are kept."""
+
+    def alters_module(self, module: Any) -> None:  # type: ignore[override]
+        for name, layer in module.named_modules():
+            if name.endswith(("k_proj", "v_proj")):
+                layer.register_forward_hook(_to_fp8_and_back)
+
+
 def other_model() -> Cheat:
     """A model of the same shape and spread, that agrees in nothing."""
     return OtherWeights(lambda _, t, g: t.float().mean() + t.float().std(correction=0) * _normal(t, g))
@@ -71,6 +80,12 @@ def altered_copy(folder: Path, scratch: Path, change: Callable[[str, Tensor, Any
         state = {name: change(name, t, generator).to(t.dtype) for name, t in sorted(load_file(file).items())}
         save_file(state, target / file.name, metadata={"format": "pt"})
     return target
+
+
+def _to_fp8_and_back(_module: Any, _inputs: object, output: Tensor) -> Tensor:
+    import torch
+
+    return output.to(torch.float8_e4m3fn).to(output.dtype)
 
 
 def _normal(tensor: Tensor, generator: Any) -> Tensor:
