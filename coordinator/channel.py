@@ -36,6 +36,8 @@ _OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 5_000),
 )
 REASON_METADATA = "rollswarm-reason"
+RETRY_METADATA = "rollswarm-retry-after-ms"
+_RETRY_MAX_S = 60.0
 
 
 class Backoff:
@@ -121,18 +123,27 @@ class Channel:
             try:
                 return await invoke()
             except grpc.aio.AioRpcError as error:
-                if error.code() not in _AWAY:
+                wait = retry_after(error)
+                if wait is None and error.code() not in _AWAY:
                     raise refusal(error) from None
                 if patience_s is not None and time.monotonic() - begun >= patience_s:
-                    why = await self._why()
-                    raise OurFault(f"the coordinator is away: {why or error.details()}") from None
+                    why = "" if wait is not None else await self._why()
+                    state = "away" if wait is None else "busy"
+                    raise OurFault(f"the coordinator is {state}: {why or error.details()}") from None
                 if self._stop is not None and self._stop.is_set():
                     raise OurFault("stopped while the coordinator is away: start again to go on from here") from None
                 if not told:
-                    why = await self._why() or error.code().name.lower()
-                    self._on_outage(f"the coordinator is away ({why}); retrying with back-off")
+                    self._on_outage(await self._outage(error, wait))
                     told = True
-            await backoff.pause()
+            if wait is None:
+                await backoff.pause()
+            else:
+                await asyncio.sleep(random.uniform(wait, 1.5 * wait + 0.05))  # apart from the others that it sent away
+
+    async def _outage(self, error: grpc.aio.AioRpcError, wait: float | None) -> str:
+        if wait is not None:
+            return f"the coordinator is busy ({error.details()}); asking again when it says"
+        return f"the coordinator is away ({await self._why() or error.code().name.lower()}); retrying with back-off"
 
     async def _why(self) -> str:
         """What TLS has to do with an outage; "" if nothing."""
@@ -142,6 +153,14 @@ class Channel:
         if await speaks_tls(first.host, first.port):
             return f"{first.address} speaks TLS: give it as https://{first.address}"
         return ""
+
+
+def retry_after(error: grpc.aio.AioRpcError) -> float | None:
+    """Seconds after which a coordinator that is busy wants to be asked again; None if it is not that."""
+    if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return None
+    told = next((str(value) for key, value in error.trailing_metadata() or () if key == RETRY_METADATA), "")
+    return min(int(told) / 1000, _RETRY_MAX_S) if told.isascii() and told.isdigit() else None
 
 
 def refusal(error: grpc.aio.AioRpcError) -> Exception:

@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from coordinator.channel import Backoff, Channel, parse_endpoint
 from coordinator.discovery import fetch_terms
 from protocol.errors import BadSignature, OurFault, UserError
+from protocol.joining import WORK, solve
 from protocol.lease import Commitment
 from protocol.rollout import RolloutGroup, SamplingParams
 from protocol.signing import CHALLENGE, RECEIPT, Identity, SignedEnvelope, open_envelope
@@ -74,8 +75,11 @@ class WorkerClient:
         software: str,
         on_outage: Callable[[str], None] = log.warning,
         trust: Trust | None = None,
+        invite: str = "",
     ) -> None:
         self._terms = terms
+        self._invite = invite
+        self._work: int | None = None
         self._identity = identity
         self._about = {"name": name, "hardware": hardware, "software": software}
         self._link = Channel(terms.grpc_endpoints, on_outage, trust=trust)
@@ -85,7 +89,20 @@ class WorkerClient:
         self._registering = asyncio.Lock()
 
     async def register(self, patience_s: float | None = None) -> None:
-        """Prove the identity and get a token. Raises WorkerFault if the key is banned."""
+        """Prove the identity and get a token; a new key does the work that the run asks for, if it does.
+
+        Raises UserError if the run does not let this key in.
+        """
+        try:
+            await self._register(patience_s)
+        except UserError:
+            if self._terms.join != WORK or self._work is not None:
+                raise
+            bits = self._terms.work_bits
+            self._work = await asyncio.to_thread(solve, self._terms.run_id, self._identity.key_id, bits)
+            await self._register(patience_s)
+
+    async def _register(self, patience_s: float | None) -> None:
         challenge = await self._link.call(
             lambda: self._stub.GetChallenge(
                 worker_pb2.GetChallengeRequest(
@@ -96,11 +113,11 @@ class WorkerClient:
             patience_s=patience_s,
         )
         envelope = envelope_to_wire(self._identity.sign(CHALLENGE, challenge.challenge))
+        request = worker_pb2.RegisterRequest(
+            challenge=envelope, invite=self._invite, work_nonce=self._work or 0, **self._about
+        )
         answer = await self._link.call(
-            lambda: self._stub.Register(
-                worker_pb2.RegisterRequest(challenge=envelope, **self._about), timeout=_CALL_TIMEOUT_S
-            ),
-            patience_s=patience_s,
+            lambda: self._stub.Register(request, timeout=_CALL_TIMEOUT_S), patience_s=patience_s
         )
         if answer.run_id != self._terms.run_id:
             raise UserError(f"the coordinator now serves run {answer.run_id}, not {self._terms.run_id}: join again")
@@ -209,6 +226,16 @@ class RunState:
     groups_per_batch: int
 
 
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """First version and batch numbers never used; versions withdrawn and rollouts purged by the call."""
+
+    next_version: int
+    next_batch: int
+    withdrawn: int
+    purged: int
+
+
 class TrainerClient:
     """The trainer's connection to the private listener. `key_rotations`: statements that lead to the trainer's key.
 
@@ -274,6 +301,12 @@ class TrainerClient:
         """A checkpoint holds all batches up to this one."""
         request = trainer_pb2.AcknowledgeBatchesRequest(through_batch=through_batch)
         return int((await self._call(self._stub.AcknowledgeBatches, request)).acknowledged)
+
+    async def withdraw(self, kept_version: int) -> Withdrawn:
+        """Take back every version after `kept_version`. Raises UserError if that one can't be gone back to."""
+        request = trainer_pb2.WithdrawVersionsRequest(kept_version=kept_version)
+        answer = await self._call(self._stub.WithdrawVersions, request)
+        return Withdrawn(answer.next_version, answer.next_batch, answer.withdrawn, answer.purged)
 
     async def report(
         self,

@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from coordinator.joining import JoinRule
 from coordinator.leasing import Scheduling
+from coordinator.limits import DoorLimits, Rate
 from protocol.errors import UserError, explain_validation
+from protocol.joining import WORK, WORK_BITS_MAX
 from protocol.runfile import read_run_file
 from protocol.signing import public_key
 
@@ -77,6 +80,7 @@ class SchedulingSection(_Section):
     newcomer_share: float = Field(0.5, gt=0, le=1)
     probation_rollouts: int = Field(32, ge=0)
     worker_share: float = Field(1.0, gt=0, le=1)
+    newcomer_address_share: float = Field(0.5, gt=0, le=1)
 
     @model_validator(mode="after")
     def _group_fits(self) -> SchedulingSection:
@@ -138,6 +142,7 @@ class ServerSection(_Section):
     certificate_key: Path | None = None
     ca: Path | None = None
     insecure: bool = False
+    reflection: bool = False
     max_payload_bytes: int = Field(4 << 20, ge=1024)
     max_prompt_tokens: int = Field(4096, ge=1)
 
@@ -150,6 +155,48 @@ class ServerSection(_Section):
         if self.insecure and self.certificate is not None:
             raise ValueError("insecure = true contradicts the certificate: keep one of them")
         return self
+
+
+class LimitsSection(_Section):
+    """What one key, one address and all together may ask for; per process. Rates per second, `…_burst` at once."""
+
+    key_rate: float = Field(20.0, gt=0)
+    key_burst: float = Field(100.0, ge=1)
+    key_calls: int = Field(64, ge=1)
+    address_rate: float = Field(400.0, gt=0)
+    address_burst: float = Field(2000.0, ge=1)
+    address_calls: int = Field(2048, ge=1)
+    registration_rate: float = Field(0.5, gt=0)
+    registration_burst: float = Field(60.0, ge=1)
+    calls: int = Field(8192, ge=1)
+    connections: int = Field(16_384, ge=1)
+
+    def door(self) -> DoorLimits:
+        return DoorLimits(
+            key=Rate(self.key_rate, self.key_burst),
+            key_calls=self.key_calls,
+            address=Rate(self.address_rate, self.address_burst),
+            address_calls=self.address_calls,
+            registrations=Rate(self.registration_rate, self.registration_burst),
+            calls=self.calls,
+        )
+
+
+class JoinSection(_Section):
+    """Who may join: anyone (`open`), who has an invitation (`invite`), or who has done `work_bits` of work (`work`)."""
+
+    door: Literal["open", "invite", "work"] = "open"
+    work_bits: int = Field(20, ge=1, le=WORK_BITS_MAX)
+
+    def rule(self) -> JoinRule:
+        return JoinRule(self.door, self.work_bits if self.door == WORK else 0)
+
+
+class StorageSection(_Section):
+    """How long payloads are kept, in days: after their training is safe in a checkpoint; after receipt, if not accepted."""
+
+    trained_days: float = Field(7.0, ge=0)
+    rejected_days: float = Field(30.0, ge=0)
 
 
 class ShardcastSection(_Section):
@@ -169,6 +216,9 @@ class RunFile(_Section):
     environments: tuple[EnvironmentSection, ...] = Field(min_length=1)
     verification: VerificationSection = VerificationSection()
     server: ServerSection = ServerSection()
+    join: JoinSection = JoinSection()
+    limits: LimitsSection = LimitsSection()
+    storage: StorageSection = StorageSection()
     shardcast: ShardcastSection = ShardcastSection()
     trainer: dict[str, Any] = {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,14 +10,36 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
-from coordinator.interceptors import ErrorInterceptor, TrainerAuthInterceptor, WorkerAuthInterceptor
+from coordinator.interceptors import (
+    AddressInterceptor,
+    ErrorInterceptor,
+    KeyInterceptor,
+    ParseInterceptor,
+    TrainerAuthInterceptor,
+    WorkerAuthInterceptor,
+)
+from coordinator.limits import Door, DoorLimits
 from coordinator.service import TrainerService, WorkerService
 from coordinator.tls import ServerTls
 from protocol.errors import UserError
 from protos.rollswarm.v1 import trainer_pb2_grpc, worker_pb2_grpc
 
+_WORKER_SERVICE = "rollswarm.v1.WorkerService"
 _ENVELOPE_OVERHEAD_BYTES = 4096
 _TRAINER_MESSAGE_BYTES = 256 << 20
+# Nothing that a stranger sends is taken in beyond these. Compressed messages are refused: rollouts hardly shrink, and what
+# would grow on our side is a way to fill memory.
+_PUBLIC_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    ("grpc.max_metadata_size", 8 << 10),
+    ("grpc.absolute_max_metadata_size", 16 << 10),
+    ("grpc.max_concurrent_streams", 128),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 3),
+    ("grpc.max_connection_idle_ms", 600_000),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +61,35 @@ async def serve_workers(
     port: int,
     max_payload_bytes: int,
     tls: ServerTls | None = None,
+    door: Door | None = None,
+    max_connections: int = 16_384,
+    reflection: bool = False,
 ) -> Listener:
-    """The public listener. A message larger than a submission may be is refused before it is parsed."""
+    """The public listener. A message larger than a submission may be is refused before it is parsed.
+
+    `reflection`: tell strangers the services' messages, for tools such as grpcurl.
+    """
+    door = door or Door(DoorLimits(), time.monotonic)
     server = grpc.aio.server(
-        interceptors=(ErrorInterceptor(), WorkerAuthInterceptor(secret, service.clock)),
+        interceptors=(
+            ErrorInterceptor(),
+            AddressInterceptor(door),
+            WorkerAuthInterceptor(secret, service.clock),
+            KeyInterceptor(door),
+            ParseInterceptor(),
+        ),
         options=(
             ("grpc.max_receive_message_length", max_payload_bytes + _ENVELOPE_OVERHEAD_BYTES),
-            ("grpc.so_reuseport", 0),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+            ("grpc.max_allowed_incoming_connections", max_connections),
+            *_PUBLIC_OPTIONS,
         ),
     )
+    if reflection:
+        from grpc_reflection.v1alpha.reflection import SERVICE_NAME, enable_server_reflection
+
+        enable_server_reflection((_WORKER_SERVICE, SERVICE_NAME), server)
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)
-    return await _start(server, host, port, "server.grpc_port", ("rollswarm.v1.WorkerService",), tls)
+    return await _start(server, host, port, "server.grpc_port", (_WORKER_SERVICE,), tls)
 
 
 async def serve_trainer(

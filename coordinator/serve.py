@@ -7,23 +7,29 @@ import contextlib
 import datetime as dt
 import logging
 import secrets
+import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from aiohttp import web
 
+from coordinator import knobs
 from coordinator.admission import Limits
-from coordinator.config import RunFile, ServerSection, make_run_id, model_shape
-from coordinator.dashboard.views import Views
+from coordinator.config import RunFile, ServerSection, StorageSection, make_run_id, model_shape
+from coordinator.dashboard.access import Access
+from coordinator.dashboard.views import Settings, Views
 from coordinator.feeding import Feeding
 from coordinator.grpc_server import Listener, serve_trainer, serve_workers
 from coordinator.intake import Intake
-from coordinator.leasing import EnvironmentShare, Leasing
+from coordinator.leasing import EnvironmentShare, Leasing, Scheduling
+from coordinator.limits import Door
 from coordinator.metrics import Metrics
 from coordinator.migrate import upgrade
 from coordinator.service import TrainerService, WorkerService
+from coordinator.store import database, retention, versions
+from coordinator.store import knobs as knob_store
 from coordinator.store import run as run_store
-from coordinator.store import versions
 from coordinator.store.database import Database
 from coordinator.store.run import Run
 from coordinator.tls import ServerTls, check_plaintext
@@ -32,6 +38,7 @@ from coordinator.verification.thresholds import thresholds_of
 from environments.registry import make_environment
 from protocol.errors import UserError
 from protocol.signing import Identity
+from protocol.statement import sign_statement
 from protocol.terms import PROTOCOL_MAX, PROTOCOL_MIN, RunTerms
 from protocol.trust import is_loopback
 
@@ -40,6 +47,26 @@ log = logging.getLogger(__name__)
 _SWEEP_S = 1.0
 _GRACE_S = 3.0
 _CERTIFICATE_EVERY_S = 5.0
+_FORGET_EVERY_S = 60.0
+_FORGET_AT_ONCE = 500
+
+
+class Live:
+    """The scheduling as operators have it now; `use` is told of every change."""
+
+    def __init__(self, db: Database, configured: Scheduling, use: Callable[[Scheduling], None]) -> None:
+        self._db = db
+        self._configured = configured
+        self._use = use
+        self.scheduling = configured
+
+    async def refresh(self) -> None:
+        async with self._db.read() as connection:
+            turned = await knob_store.read(connection)
+        scheduling = knobs.scheduling(self._configured, turned)
+        if scheduling != self.scheduling:
+            self.scheduling = scheduling
+            self._use(scheduling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +121,13 @@ async def _serve_run(
 ) -> None:
     metrics = Metrics()
     scheduling = run_file.scheduling.scheduling()
+    tokenizer = RunTokenizer(run_file.model.path)
     leasing = Leasing(
         db,
         secret=run.secret,
         scheduling=scheduling,
         environments=environment_shares(run_file),
-        tokenize=RunTokenizer(run_file.model.path).encode,
+        tokenize=tokenizer.encode,
         max_prompt_tokens=run_file.server.max_prompt_tokens,
     )
     intake = Intake(
@@ -120,15 +148,26 @@ async def _serve_run(
         temperature=run_file.sampling.temperature,
         eos_token_ids=run_file.sampling.eos_token_ids,
         metrics=metrics,
+        join=run_file.join.rule(),
     )
+    feeding = Feeding(db, run_id=run.run_id, trainer_key=run.trainer_key, scheduling=scheduling)
     trainer = TrainerService(
-        Feeding(db, run_id=run.run_id, trainer_key=run.trainer_key, scheduling=scheduling),
+        feeding,
         run_id=run.run_id,
         temperature=run_file.sampling.temperature,
         scheduling=scheduling,
     )
+
+    def use(turned: Scheduling) -> None:
+        for room in (leasing, feeding, trainer):
+            room.use(turned)
+        intake.use(replace(limits, max_staleness=turned.max_staleness))
+
+    live = Live(db, scheduling, use)
+    await live.refresh()
     server = run_file.server
     tls = _tls(server)
+    door = Door(run_file.limits.door(), time.monotonic, lambda limit: metrics.busy.labels(limit=limit).inc())
     public = await serve_workers(
         workers,
         secret=run.secret,
@@ -136,6 +175,9 @@ async def _serve_run(
         port=server.grpc_port,
         max_payload_bytes=server.max_payload_bytes,
         tls=tls,
+        door=door,
+        max_connections=run_file.limits.connections,
+        reflection=server.reflection,
     )
     try:
         private = await serve_trainer(
@@ -149,16 +191,27 @@ async def _serve_run(
             views = Views(
                 db,
                 metrics,
-                _terms_reader(run_file, run, db, identity, public),
-                probation_rollouts=run_file.scheduling.probation_rollouts,
+                _terms_reader(run_file, run, db, identity, public, live),
+                access=Access(db, run.secret, encrypted=tls is not None),
+                settings=Settings(
+                    scheduling,
+                    run_file.verification.audit_fraction,
+                    decode=tokenizer.decode,
+                    sign=partial(sign_statement, signer=identity),
+                ),
                 ca_pem=None if tls is None else tls.ca_pem,
+                door=door,
             )
-            runner = web.AppRunner(views.application(), access_log=None)
+            runner = web.AppRunner(views.application(), access_log=None, shutdown_timeout=_GRACE_S)
             await runner.setup()
             try:
                 http_port = await _listen(runner, server.host, server.http_port, tls)
                 on_ready(_addresses(server, public.port, http_port, private.port, tls))
-                await asyncio.gather(_sweep(leasing, stop), _watch_certificate(tls, stop))
+                await asyncio.gather(
+                    _sweep(leasing, live, stop),
+                    _watch_certificate(tls, stop),
+                    _forget_forever(db, run_file.storage, stop),
+                )
             finally:
                 await runner.cleanup()
         finally:
@@ -214,10 +267,33 @@ async def _listen(runner: web.AppRunner, host: str, port: int, tls: ServerTls | 
     return int(runner.addresses[0][1])
 
 
-async def _sweep(leasing: Leasing, stop: asyncio.Event) -> None:
-    """Free overdue leases every second, also while no worker asks; returns when `stop` is set."""
+async def _forget_forever(db: Database, storage: StorageSection, stop: asyncio.Event) -> None:
+    """Forget payloads whose time is over, a few at a time so that nobody waits, until `stop` is set."""
+    while not stop.is_set():
+        pause = _FORGET_EVERY_S
+        try:
+            async with db.write() as connection:
+                at = await database.now(connection)
+                forgotten = await retention.forget(
+                    connection,
+                    trained_before=at - storage.trained_days * 86_400,
+                    others_before=at - storage.rejected_days * 86_400,
+                    limit=_FORGET_AT_ONCE,
+                )
+            if forgotten:
+                pause = _SWEEP_S
+                log.info("%d payloads forgotten", forgotten, extra={"action": "retention"})
+        except Exception:
+            log.exception("retention failed; it goes on", extra={"action": "sweep_error"})
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), pause)
+
+
+async def _sweep(leasing: Leasing, live: Live, stop: asyncio.Event) -> None:
+    """Free overdue leases and look at the knobs every second, also while no worker asks, until `stop` is set."""
     while not stop.is_set():
         try:
+            await live.refresh()
             expired = await leasing.expire()
             if expired:
                 log.info("%d leases expired", expired, extra={"action": "expire"})
@@ -243,7 +319,7 @@ def environment_shares(run_file: RunFile) -> list[EnvironmentShare]:
 
 
 def _terms_reader(
-    run_file: RunFile, run: Run, db: Database, identity: Identity, public: Listener
+    run_file: RunFile, run: Run, db: Database, identity: Identity, public: Listener, live: Live
 ) -> Callable[[], Awaitable[RunTerms]]:
     server = run_file.server
 
@@ -265,9 +341,11 @@ def _terms_reader(
             eos_token_ids=run_file.sampling.eos_token_ids,
             max_tokens=run_file.max_tokens,
             max_prompt_tokens=server.max_prompt_tokens,
-            max_staleness=run_file.scheduling.max_staleness,
+            max_staleness=live.scheduling.max_staleness,
             lease_term_s=run_file.scheduling.lease_term_s,
             precision_classes=("bf16",),
+            join=run_file.join.door,
+            work_bits=run_file.join.rule().work_bits,
         )
 
     return read

@@ -23,8 +23,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from protocol.blob import check_range
 from protocol.delta import DeltaSection, delta_from_json, delta_to_json
 from protocol.digest import Digest, InvalidManifest, tree_digest
+from protocol.packed import PackedSection, packed_from_json, packed_to_json
 from protocol.signing import MANIFEST, Identity, SignedEnvelope, open_envelope
 
 FORMAT = 1
@@ -73,6 +75,7 @@ class Manifest:
     total_digest: Digest
     delta: DeltaSection | None = None
     torrent_info_hash: str | None = None
+    packed: PackedSection | None = None
 
     def __post_init__(self) -> None:
         _check_header(self)
@@ -87,12 +90,12 @@ class Manifest:
 
     @property
     def kept_bytes(self) -> int:
-        """The size of all files and of the delta: what a server keeps of the version."""
-        return self.total_bytes + (0 if self.delta is None else self.delta.size)
+        """The size of all files and of the blobs that make them: the most that a server keeps of the version."""
+        return self.total_bytes + sum(blob.size for blob in (self.delta, self.packed) if blob is not None)
 
     def to_json_bytes(self) -> bytes:
         """The canonical payload: sorted keys, no spaces, ASCII. These bytes are signed."""
-        body = {
+        body: dict[str, Any] = {
             "format": FORMAT,
             "run_id": self.run_id,
             "policy_version": self.policy_version,
@@ -102,6 +105,8 @@ class Manifest:
             "total_digest": self.total_digest,
             "torrent_info_hash": self.torrent_info_hash,
         }
+        if self.packed is not None:  # absent otherwise, as in manifests of programs that don't know it
+            body["packed"] = packed_to_json(self.packed)
         return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
 
     @classmethod
@@ -179,7 +184,7 @@ def check_path(path: str) -> None:
 def _check_header(manifest: Manifest) -> None:
     if not _RUN_ID.fullmatch(manifest.run_id):
         raise InvalidManifest(f"a run id has 1 to 128 of A-Z a-z 0-9 . _ -, not {manifest.run_id!r:.90}")
-    _check_range(manifest.policy_version, 0, MAX_VERSION, "policy_version")
+    check_range(manifest.policy_version, 0, MAX_VERSION, "policy_version")
     if manifest.delta is not None and manifest.delta.base_version >= manifest.policy_version:
         raise InvalidManifest(f"version {manifest.policy_version} has the later base {manifest.delta.base_version}")
     if manifest.torrent_info_hash is not None and not _INFO_HASH.fullmatch(manifest.torrent_info_hash):
@@ -192,7 +197,7 @@ def _check_files(files: Sequence[ManifestFile]) -> None:
     seen: set[str] = set()
     for file in files:
         check_path(file.path)
-        _check_range(file.size, 0, MAX_TOTAL_BYTES, f"size of {file.path}")
+        check_range(file.size, 0, MAX_TOTAL_BYTES, f"size of {file.path}")
         folded = file.path.casefold()  # two names that differ in case are one file on some systems
         if folded in seen:
             raise InvalidManifest(f"the file {file.path!r} is listed twice")
@@ -216,7 +221,7 @@ def _check_cover(files: Sequence[ManifestFile], shards: Sequence[Shard]) -> None
             if at == len(shards):
                 raise InvalidManifest(f"no shard covers {file.path!r} from byte {offset} on")
             shard = shards[at]
-            _check_range(shard.size, 1, MAX_SHARD_BYTES, f"size of shard {at}")
+            check_range(shard.size, 1, MAX_SHARD_BYTES, f"size of shard {at}")
             if (shard.file, shard.offset) != (index, offset):
                 raise InvalidManifest(f"shard {at} does not continue {file.path!r} at byte {offset}")
             offset += shard.size
@@ -250,6 +255,7 @@ def _manifest_from(body: Mapping[str, Any]) -> Manifest:
             shards=_shards_from(_typed(body["shards"], list, "shards")),
             total_digest=Digest(body["total_digest"]),
             torrent_info_hash=None if info_hash is None else _typed(info_hash, str, "torrent_info_hash"),
+            packed=packed_from_json(body["packed"]) if "packed" in body else None,
         )
     except KeyError as error:
         raise InvalidManifest(f"the manifest lacks the field {error}") from None
@@ -292,11 +298,6 @@ def _typed(value: Any, kind: type, name: str) -> Any:
     if not isinstance(value, kind) or isinstance(value, bool):
         raise InvalidManifest(f"{name} should be {kind.__name__}, not {type(value).__name__}")
     return value
-
-
-def _check_range(value: int, low: int, high: int, name: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidManifest(f"{name} should be within {low} and {high}, it is {value!r:.40}")
 
 
 def _base64(value: Any, name: str) -> bytes:

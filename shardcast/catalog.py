@@ -76,7 +76,7 @@ class Catalog:
         await self.changed.wait_until(lambda: self._is_news(after) or self._closed, wait_s)
         return self._head if self._is_news(after) else None
 
-    async def have(self, total: Digest, epoch: str, after: int, wait_s: float) -> Have | None:
+    async def have(self, total: Digest, epoch: str, after: int, wait_s: float, asker: Asker = CLIENT) -> Have | None:
         """Which shards of the version with this total digest are here, once that is more than the asker knows.
 
         The asker knows the first `after` of the list named `epoch`. None if nothing was new within `wait_s`.

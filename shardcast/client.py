@@ -21,12 +21,15 @@ from protocol.errors import SourceFault
 from protocol.manifest import Digest, Manifest, SignedEnvelope, manifest_digest
 from shardcast.asker import CLIENT, Asker, Kind
 from shardcast.bandwidth import Throttle
+from shardcast.blob_in import BlobIn
+from shardcast.blob_manifest import packed_manifest, swapped
 from shardcast.config import ClientLimits, parse_keys, parse_source, parse_sources
 from shardcast.delta.errors import FallbackReason
 from shardcast.download import Download, OnShard
+from shardcast.layout import packed_folder_name
 from shardcast.manners import Manners
 from shardcast.metrics import ShardcastMetrics
-from shardcast.obtain import Obtaining
+from shardcast.obtain import Obtaining, OnBlob
 from shardcast.partial import PartialVersion
 from shardcast.peering import Peering, find_torrent
 from shardcast.pool import SourcePool
@@ -210,14 +213,14 @@ class ShardcastClient:
         *,
         on_shard: OnShard | None = None,
         on_bytes: Callable[[int], None] | None = None,
-        is_delta: bool = False,
+        is_blob: bool = False,
     ) -> Download:
         """A run that fills `partial` from this client's sources; relays watch it shard by shard.
 
-        `is_delta`: it can be done without, so less patience.
+        `is_blob`: it can be done without, so less patience.
         """
         limits = self._limits
-        if is_delta:
+        if is_blob:
             limits = replace(limits, deadline_s=min(limits.deadline_s, limits.delta_deadline_s))
         return Download(
             partial,
@@ -234,6 +237,26 @@ class ShardcastClient:
             busy=lambda: self.manners.busy,
         )
 
+    async def fetch_packed(self, stored: StoredVersion, on_blob: OnBlob) -> None:
+        """Get the packed form of a version that is whole without it, and keep it beside the version.
+
+        `on_blob` is called when it begins to come. Raises SourceFault, DiskFullError; what came stays then.
+        """
+        folder = self.store.root / "partial" / packed_folder_name(stored.path.name)
+        partial = PartialVersion(folder, stored.envelope, packed_manifest(stored.manifest), stored.digest)
+        async with self.store.lock(stored.version, stored.digest):
+            await asyncio.to_thread(partial.open)
+            blob = BlobIn(partial)
+            try:
+                blob.begin(self.download(partial, on_shard=blob.on_shard, is_blob=True))
+                on_blob(blob)
+                if not blob.whole and blob.download is not None:
+                    await blob.download.run()
+            finally:
+                partial.close()
+            await asyncio.to_thread(self.store.keep_packed, stored.version, blob.path)
+            await asyncio.to_thread(blob.discard)
+
     async def _fill(
         self, manifest: Manifest, envelope: SignedEnvelope, on_progress: OnProgress | None
     ) -> StoredVersion:
@@ -246,16 +269,23 @@ class ShardcastClient:
         finally:
             partial.close()
 
-    async def fill_with_peers(self, partial: PartialVersion, on_bytes: Callable[[int], None]) -> bool:
+    async def fill_with_peers(
+        self, partial: PartialVersion, on_bytes: Callable[[int], None], on_shard: OnShard | None = None
+    ) -> bool:
         """Fill what is missing by swapping with peers; False if this client doesn't, or what they give is not enough."""
         return self._peering is not None and await self._peering.fill(
             partial,
             self._opened(),
-            on_shard=None,
+            on_shard=on_shard,
             on_bytes=on_bytes,
             throttle=self._throttle,
             metrics=self._metrics,
         )
+
+    @property
+    def swaps(self) -> bool:
+        """Whether this client swaps with peers."""
+        return self._peering is not None
 
     @property
     def swapped(self) -> list[int]:
@@ -264,8 +294,9 @@ class ShardcastClient:
 
     async def torrent(self, manifest: Manifest) -> bytes | None:
         """The torrent that a manifest names, from whichever source has it; None if there is none."""
-        layout = Layout.of(manifest)
-        return None if layout is None else await find_torrent(manifest, layout, self._opened())
+        content = swapped(manifest)
+        layout = Layout.of(content)
+        return None if layout is None else await find_torrent(content, layout, self._opened())
 
     def _as_relay(self) -> Asker:
         return Asker(Kind.RELAY, self.own_id) if self.own_id else CLIENT
@@ -286,4 +317,7 @@ class ShardcastClient:
                 rng=self._rng,
                 clock=self._clock,
             )
+            if self._peering is not None:
+                for stored in self.store.complete().values():  # of an earlier process
+                    self._peering.seed(stored, self._pool)
         return self._pool

@@ -1,4 +1,4 @@
-"""One version on its way into a relay: its files, and the delta that makes it if it has one."""
+"""One version on its way into a relay: its files, and the blobs that make it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from protocol.manifest import envelope_to_json
+from shardcast.blob_in import BlobIn
 from shardcast.client import ShardcastClient
-from shardcast.download import OnShard
 from shardcast.obtain import Obtaining
 from shardcast.parcel import Parcel
 from shardcast.partial import PartialVersion
@@ -29,7 +29,7 @@ class Incoming:
         self.envelope_json = envelope_to_json(partial.envelope)
         self._locked = locked  # holds the store's lock, so that nobody collects what is being filled
         self._on_parcel = on_parcel
-        self._obtaining = Obtaining(client, partial, keep_blob=True, on_shard=self._on_shard, on_blob=self._begin_blob)
+        self._obtaining = Obtaining(client, partial, keep_blobs=True, on_shard=self._on_shard, on_blob=self._begin_blob)
         self._files = Parcel(partial, self._obtaining.demand, lambda: self._obtaining.coming)
         self.parcels = [self._files]
         self.task: asyncio.Task[StoredVersion] | None = None  # set by who runs it
@@ -49,11 +49,11 @@ class Incoming:
         for parcel in self.parcels:
             parcel.close()
 
-    def _begin_blob(self, blob: PartialVersion) -> OnShard:
-        parcel = Parcel(blob)
+    def _begin_blob(self, blob: BlobIn) -> None:
+        parcel = Parcel(blob.partial, blob.demand, lambda: blob.coming)
+        blob.watch(parcel.on_shard)
         self.parcels.append(parcel)
         self._on_parcel()
-        return parcel.on_shard
 
     def _on_shard(self, index: int) -> None:
         self._files.on_shard(index)

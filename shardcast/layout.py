@@ -43,6 +43,16 @@ def incoming_delta(root: Path, version: int) -> Path:
     return root / "incoming" / f"{version}.delta"
 
 
+def incoming_packed(root: Path, version: int) -> Path:
+    """Where the trainer puts the packed form of a version, if it has one: beside its folder."""
+    return root / "incoming" / f"{version}.packed"
+
+
+def packed_folder_name(target: str) -> str:
+    """Where the packed form of the version with the folder name `target` is received."""
+    return f"{target}.packed"
+
+
 def delta_folder_name(target: str, version: int) -> str:
     """Where the delta of `version` is received that serves to make the version with the folder name `target`."""
     return f"{target}.{version}.delta"

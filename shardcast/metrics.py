@@ -31,9 +31,14 @@ class ShardcastMetrics:
             "Bytes received for nothing: the loser of a race for a straggling shard, and wrong bytes.",
             registry=self.registry,
         )
+        self.rotten_shards = Counter(
+            "rollswarm_shardcast_rotten_shards",
+            "Shards that were found wrong on this disk by reading them again, and fetched anew.",
+            registry=self.registry,
+        )
         self.ways = Counter(
             "rollswarm_shardcast_versions",
-            "Versions that became complete here, by how they came: full, delta, or mixed (a delta that failed in part).",
+            "Versions that became complete here, by how they came: full, packed, delta, or mixed (one that failed in part).",
             ["way"],
             registry=self.registry,
         )

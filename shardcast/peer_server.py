@@ -24,6 +24,7 @@ from aiohttp import web
 
 from protocol.manifest import MAX_VERSION, Manifest
 from shardcast import bits
+from shardcast.blob_manifest import swapped
 from shardcast.catalog import Catalog
 from shardcast.handout import Handout
 from shardcast.peer_book import PeerBook
@@ -46,7 +47,7 @@ _SLOW_S = 3.0  # who takes longer no longer counts as being sent to: slow client
 
 @dataclass(slots=True)
 class Given:
-    """One version's shards as far as they are here, and what was given of them."""
+    """The shards that are swapped of one version, as far as they are here, and what was given of them."""
 
     manifest: Manifest
     handout: Handout = field(default_factory=Handout)
@@ -117,9 +118,10 @@ class PeerService:
 
     async def _next(self, request: web.Request) -> web.StreamResponse:
         version = _version(request)
-        manifest = None if version is None else self._catalog.manifest(version)
-        if version is None or manifest is None:
+        found = None if version is None else self._catalog.manifest(version)
+        if version is None or found is None:
             return _not_yet()
+        manifest = swapped(found)
         try:
             wanted = int.from_bytes(await _read(request, len(manifest.shards) // 8 + 1), "little")
             wait_s = float(request.query.get("wait", "0"))

@@ -15,6 +15,7 @@ from pathlib import Path
 from protocol.errors import OurFault, SourceFault
 from protocol.manifest import Manifest
 from shardcast.bandwidth import Throttle
+from shardcast.blob_manifest import swapped
 from shardcast.download import OnShard
 from shardcast.metrics import ShardcastMetrics
 from shardcast.partial import PartialVersion
@@ -105,7 +106,9 @@ class Peering:
         """A version is whole, and lies where it stays: offer it to peers from now on, also if it came another way."""
         member = self._seeding.get(stored.version)
         if member is not None:
-            member.moved_to(stored.path)
+            folder = self._folder(stored)
+            if folder is not None:
+                member.moved_to(folder)
         elif stored.version not in self._starting:
             task = self._starting[stored.version] = asyncio.create_task(self._begin_seeding(stored, pool))
             task.add_done_callback(lambda _: self._starting.pop(stored.version, None))
@@ -136,16 +139,25 @@ class Peering:
         await self._swarm.close()
 
     async def _begin_seeding(self, stored: StoredVersion, pool: SourcePool) -> None:
-        layout = Layout.of(stored.manifest)
-        torrent = None if layout is None else await find_torrent(stored.manifest, layout, pool)
-        if layout is None or torrent is None or self._store.get(stored.version) is None:
+        content = swapped(stored.manifest)
+        layout = Layout.of(content)
+        torrent = None if layout is None else await find_torrent(content, layout, pool)
+        folder = self._folder(stored)
+        if layout is None or torrent is None or folder is None or self._store.get(stored.version) is None:
             return
         try:
             have = [True] * layout.pieces
-            member = self._join(stored.manifest, layout, torrent, pool, stored.path, have)
+            member = self._join(content, layout, torrent, pool, folder, have)
             self._seeding[stored.version] = member
         except OurFault as error:
             log.warning("not seeding: %s", error, extra={"action": "seed", "version": stored.version})
+
+    def _folder(self, stored: StoredVersion) -> Path | None:
+        """Where what is swapped of a version lies, if it is here."""
+        if stored.manifest.packed is None:
+            return stored.path
+        packed = self._store.packed.path(stored.version)
+        return None if packed is None else packed.parent
 
     def _join(
         self,

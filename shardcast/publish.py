@@ -30,24 +30,30 @@ from protocol.manifest import (
 )
 from protocol.rotation import MAX_CHAIN_BYTES, InvalidRotation, chain_from_json
 from protocol.signing import Identity
+from shardcast.blob_manifest import packed_manifest
 from shardcast.config import DEFAULT_SHARD_BYTES, MIB, parse_source
-from shardcast.delta.encode import DeltaTooLargeError, delta_section, encode_delta
+from shardcast.delta.encode import DeltaTooLargeError, delta_section, encode_delta, encode_packed, packed_section
 from shardcast.delta.views import FolderView
-from shardcast.layout import incoming_delta, incoming_folder, incoming_torrent, list_files
+from shardcast.layout import incoming_delta, incoming_folder, incoming_packed, incoming_torrent, list_files
 from shardcast.names import VersionConflict
 from shardcast.partial import disk_errors
 from shardcast.torrent import Layout, PieceHasher
 
 ANNOUNCE_TIMEOUT_S = 60.0
+WORTH_PACKING = 0.9  # a packed form above this share of the files saves too little for what unpacking costs
 WORTH_SENDING = 1 / 4  # a delta above this share of the files saves too little for what applying it costs
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A folder as a version: its manifest, and the torrent that the manifest's info-hash names (None if it has none)."""
+    """A folder as a version: its manifest, and the torrent that the manifest's info-hash names (None if it has none).
+
+    The torrent is of what clients swap (`blob_manifest.swapped`).
+    """
 
     manifest: Manifest
     torrent: bytes | None
+    packed: Path | None = None  # where the version's packed form lies, if it has one
 
 
 def build_manifest(
@@ -89,6 +95,44 @@ def describe(directory: Path, *, run_id: str, policy_version: int, shard_bytes: 
     return Described(manifest, None if layout is None or hashes is None else layout.torrent(hashes))
 
 
+def pack(
+    directory: Path,
+    manifest: Manifest,
+    blob: Path,
+    *,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    most: float = WORTH_PACKING,
+    threads: int = 1,
+) -> Described | None:
+    """Write the packed form of a folder whose manifest is given to `blob`; the version with it, or None if not worth it.
+
+    `most`: the largest share of the full bytes that it may have. Deterministic for one release of the zstd library.
+    Blocking. Raises DiskFullError, BaseUnreadable.
+    """
+    try:
+        with disk_errors(blob.parent):
+            encode_packed(directory, manifest, blob, limit=int(most * manifest.total_bytes), threads=threads)
+            return describe_packed(replace(manifest, packed=packed_section(blob, shard_bytes)), blob)
+    except DeltaTooLargeError:
+        blob.unlink(missing_ok=True)
+        return None
+
+
+def describe_packed(manifest: Manifest, blob: Path) -> Described:
+    """A version whose packed form lies at `blob`, with the torrent of that. Blocking."""
+    content = packed_manifest(manifest)
+    layout = Layout.of(content)
+    if layout is None:
+        return Described(replace(manifest, torrent_info_hash=None), None, blob)
+    pieces = PieceHasher(layout)
+    with blob.open("rb", buffering=0) as file:
+        while chunk := file.read(MIB):
+            pieces.update(chunk)
+    pieces.end_file()
+    hashes = pieces.digest()
+    return Described(replace(manifest, torrent_info_hash=layout.info_hash(hashes)), layout.torrent(hashes), blob)
+
+
 def make_delta(
     base_folder: Path,
     base: Manifest,
@@ -127,18 +171,25 @@ async def publish_version(
     policy_version: int,
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     move: bool = True,
+    packed: bool = True,
 ) -> Digest:
     """Give a folder to the origin that uses `data_dir` on this machine; returns the manifest's digest.
 
     `move` renames the folder away (copies, across file systems). Without it the files are hard-linked: the caller
-    must then never write into them again. Idempotent, also after a crash at any point. Raises UserError,
-    VersionConflict (the number is taken), DiskFullError, OurFault (the origin can't be reached: try again).
+    must then never write into them again. `packed`: also publish the packed form, if that is worth it. Idempotent, also
+    after a crash at any point, for one release of the zstd library. Raises UserError, VersionConflict (the number is
+    taken), DiskFullError, OurFault (the origin can't be reached: try again).
     """
     described = await asyncio.to_thread(
         describe, source_dir, run_id=run_id, policy_version=policy_version, shard_bytes=shard_bytes
     )
-    envelope = sign_manifest(described.manifest, identity)
-    await stage(source_dir, data_dir, policy_version, move=move, torrent=described.torrent)
+    with tempfile.TemporaryDirectory(dir=_incoming(data_dir), prefix=f".{policy_version}.") as scratch:
+        if packed:
+            blob = Path(scratch) / "packed"
+            smaller = await asyncio.to_thread(pack, source_dir, described.manifest, blob, shard_bytes=shard_bytes)
+            described = described if smaller is None else smaller
+        envelope = sign_manifest(described.manifest, identity)
+        await stage(source_dir, data_dir, policy_version, move=move, torrent=described.torrent, packed=described.packed)
     await announce(origin_url, envelope)
     return manifest_digest(envelope.payload)
 
@@ -151,16 +202,19 @@ async def stage(
     move: bool = True,
     torrent: bytes | None = None,
     delta: Path | None = None,
+    packed: Path | None = None,
 ) -> None:
     """Put a version's files, by one rename, where the origin that uses `data_dir` looks for them.
 
-    Before them its torrent, and its delta, which is linked or copied.
+    Before them its torrent, and its blobs, which are linked or copied.
     """
     target = incoming_folder(data_dir, policy_version)
     if torrent is not None:
         await asyncio.to_thread(_stage_torrent, torrent, incoming_torrent(data_dir, policy_version))
     if delta is not None:
-        await asyncio.to_thread(_stage_delta, delta, incoming_delta(data_dir, policy_version))
+        await asyncio.to_thread(_stage_blob, delta, incoming_delta(data_dir, policy_version))
+    if packed is not None:
+        await asyncio.to_thread(_stage_blob, packed, incoming_packed(data_dir, policy_version))
     await asyncio.to_thread(_stage, source_dir, target, move)
 
 
@@ -246,6 +300,16 @@ def _hash(file: io.RawIOBase, length: int, path: Path, pieces: PieceHasher | Non
     return Digest.from_raw(digest.digest())
 
 
+def _incoming(data_dir: Path) -> Path:
+    """Where the trainer puts things, made if need be. Raises UserError."""
+    folder = incoming_folder(data_dir, 0).parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"can't write to the origin's data directory: {error}") from None
+    return folder
+
+
 def _stage_torrent(torrent: bytes, target: Path) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -272,14 +336,14 @@ def _stage(source: Path, target: Path, move: bool) -> None:
             shutil.rmtree(staging, ignore_errors=True)
 
 
-def _stage_delta(source: Path, target: Path) -> None:
+def _stage_blob(source: Path, target: Path) -> None:
     """A link, or a copy across file systems; in place by one rename, for the origin takes what it finds."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with disk_errors(target.parent):
         staging = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
         try:
-            _link(source, staging / "delta")
-            (staging / "delta").replace(target)
+            _link(source, staging / "blob")
+            (staging / "blob").replace(target)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 

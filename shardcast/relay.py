@@ -9,6 +9,7 @@ through in the same way. Upstream lost: back off, keep serving, try again.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections import Counter
@@ -25,6 +26,7 @@ from shardcast.discovery import Coordinator
 from shardcast.have import Have
 from shardcast.incoming import Incoming
 from shardcast.metrics import ShardcastMetrics
+from shardcast.packed_pull import PackedPulls
 from shardcast.parcel import Parcel
 from shardcast.partial import DiskFullError, PartialVersion
 from shardcast.retention import make_room, needed
@@ -76,6 +78,7 @@ class RelayCatalog(Catalog):
         self._starting = asyncio.Lock()
         self._begun = -1  # the newest version that was begun, and the task that fills it
         self._newest: asyncio.Task[StoredVersion] | None = None
+        self._packed = PackedPulls(client, self.changed.beat)
         self._getting_torrent: dict[int, asyncio.Task[None]] = {}
         self._trouble = ""  # why the newest version can't be had, and since when
         self._trouble_since: float | None = None
@@ -147,8 +150,10 @@ class RelayCatalog(Catalog):
             raise NotYet("the torrent is on its way")
         return here
 
-    async def have(self, total: Digest, epoch: str, after: int, wait_s: float) -> Have | None:
+    async def have(self, total: Digest, epoch: str, after: int, wait_s: float, asker: Asker = CLIENT) -> Have | None:
         deadline = self._clock() + wait_s
+        if asker.kind is not Kind.PEER:
+            self._packed.want(total)
         while True:
             parcel = next((each for each in self._parcels() if each.total == total), None)
             left = deadline - self._clock()
@@ -198,7 +203,7 @@ class RelayCatalog(Catalog):
                 "peer": url in self._client.peers,
                 "state": "dropped" if now < stats.banned_until else "ok" if stats.is_ready(now) else "backing off",
                 "mbytes_per_s": round((stats.throughput or 0.0) / 1e6, 1),
-                "last_fault": stats.last_fault,
+                "last_fault": stats.last_fault if stats.is_troubled(now) else "",
             }
             for url, stats in self._client.source_stats.items()
         ]
@@ -216,11 +221,19 @@ class RelayCatalog(Catalog):
                 pause = _PAUSE_MAX_S
             await asyncio.sleep(pause)
 
+    async def refetch(self, stored: StoredVersion) -> None:
+        """Make a version whole again that was demoted."""
+        try:
+            await self._begin(stored.manifest, stored.envelope)
+        except (SourceFault, DiskFullError, OSError) as error:
+            log.warning("can't mend version %d: %s", stored.version, error, extra={"action": "scrub"})
+
     async def stop(self) -> None:
         """End all transfers; what was verified stays on disk."""
         self.close()
         tasks: list[asyncio.Task[Any]] = [each.task for each in self._incoming.values() if each.task]
         tasks += self._getting_torrent.values()
+        tasks += self._packed.tasks
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -238,7 +251,8 @@ class RelayCatalog(Catalog):
         return self._closed or self.store.holds(total) or any(each.total == total for each in self._parcels())
 
     def _parcels(self) -> Iterator[Parcel]:
-        return (parcel for incoming in self._incoming.values() for parcel in incoming.parcels)
+        incoming = (parcel for each in self._incoming.values() for parcel in each.parcels)
+        return itertools.chain(incoming, self._packed.parcels)
 
     def _may_pull(self, version: int, asker: Asker) -> bool:
         """Whether upstream may be asked for a version on somebody's behalf.

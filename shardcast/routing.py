@@ -34,6 +34,10 @@ class SourceStats:
         """Neither backing off nor banned."""
         return now >= self.retry_at and now >= self.banned_until
 
+    def is_troubled(self, now: float) -> bool:
+        """Whether its last fault still stands: since then it has neither brought a shard nor answered."""
+        return self.failures_in_row > 0 or not self.is_ready(now)
+
 
 def started(stats: SourceStats) -> SourceStats:
     """A request is in flight."""

@@ -17,14 +17,16 @@ from shardcast.bandwidth import Throttle
 from shardcast.catalog import Catalog
 from shardcast.client import ShardcastClient
 from shardcast.config import RELAY_LIMITS, ServerLimits, parse_keys, parse_sources
+from shardcast.data_dir import serve_alone
 from shardcast.discovery import Coordinator
 from shardcast.listen import listening
 from shardcast.metrics import ShardcastMetrics
 from shardcast.origin import Origin
 from shardcast.peer_server import PeerService
 from shardcast.relay import RelayCatalog
+from shardcast.scrub import Scrubber
 from shardcast.server import ShardcastApp
-from shardcast.storage import VersionStore, serve_alone
+from shardcast.storage import VersionStore
 
 log = logging.getLogger("shardcast")
 
@@ -101,7 +103,8 @@ async def serve_relay(options: RelayOptions) -> None:
             async with listening(app, options.host, options.port, limits, metrics.count_refused) as url:
                 if url in sources:
                     raise UserError(f"{url} is this relay itself: name an origin or another relay")
-                await _until_stopped(url, catalog, _relay_work(catalog, coordinator))
+                scrubber = Scrubber(store, metrics, catalog.refetch)
+                await _until_stopped(url, catalog, _relay_work(catalog, coordinator, scrubber))
 
 
 def _relay_catalog(
@@ -122,9 +125,10 @@ def _relay_catalog(
     )
 
 
-async def _relay_work(catalog: RelayCatalog, coordinator: Coordinator | None) -> None:
+async def _relay_work(catalog: RelayCatalog, coordinator: Coordinator | None, scrubber: Scrubber) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(catalog.follow())
+        group.create_task(scrubber.run())
         if coordinator is not None:
             group.create_task(catalog.find_siblings())
 

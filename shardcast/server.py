@@ -86,7 +86,8 @@ class ShardcastApp:
             after, wait = self._poll_of(request)
         except (InvalidManifest, ValueError):
             return error_response(400, "a total digest, after as a whole number and wait in seconds are due")
-        have = await self.catalog.have(digest, request.query.get("epoch", ""), max(0, after or 0), wait)
+        epoch = request.query.get("epoch", "")
+        have = await self.catalog.have(digest, epoch, max(0, after or 0), wait, _asker(request))
         if have is None:
             return web.Response(status=204, headers=_NO_STORE)
         return web.json_response(have.to_json(), headers=_NO_STORE)

@@ -28,6 +28,8 @@ from shardcast.have import Have, parse_have
 from shardcast.peer_list import Peers, parse_peers
 
 _BATCH_BYTES = MIB
+_WORTHWHILE_BYTES = 128 * 1024  # a read that brings so many is worth its overhead
+_NAP_MIN_S, _NAP_MAX_S = 0.002, 0.02
 _SOCKET_BUFFER_BYTES = MIB
 _HEAD_MAX_BYTES = 4096
 _PEERS_MAX_BYTES = 64 * 1024
@@ -309,7 +311,7 @@ class Source:
         batch: list[bytes] = []
         held = received = 0
         try:
-            async with aclosing(self._chunks(response)) as chunks:
+            async with aclosing(self._chunks(response, due)) as chunks:
                 async for chunk in chunks:
                     received += len(chunk)
                     if received > due:
@@ -325,8 +327,11 @@ class Source:
         if received < due:
             raise Unavailable(f"{self.url}: closed the connection after {received} of {due} bytes")
 
-    async def _chunks(self, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
-        """The body's pieces; each must come in time, and all together not slower than the least rate."""
+    async def _chunks(self, response: aiohttp.ClientResponse, due: int = 0) -> AsyncGenerator[bytes, None]:
+        """The body's pieces; each must come in time, and all together not slower than the least rate.
+
+        Of a body of `due` bytes, pieces are let grow in the socket's buffer: each costs much the same, however small.
+        """
         clock = asyncio.get_running_loop().time
         begin = clock()
         received = 0
@@ -340,6 +345,32 @@ class Source:
             if elapsed > self._limits.min_rate_grace_s and received < elapsed * self._limits.min_bytes_per_s:
                 raise Unavailable(f"{self.url}: sends only {received / elapsed:.0f} bytes/s")
             yield chunk
+            pause = nap_s(len(chunk), due - received, received / max(elapsed, 1e-6))
+            if pause:
+                await _let_gather(response, pause)
+
+
+def nap_s(came: int, left: int, rate: float) -> float:
+    """How long to leave a socket alone from which `came` bytes were read, `left` are due, and so many come per second.
+
+    Never so long that half of what is left would have come; not at all if that isn't worth it.
+    """
+    if came >= _WORTHWHILE_BYTES or left <= 0:
+        return 0.0
+    pause = min(_NAP_MAX_S, _WORTHWHILE_BYTES / rate, left / 2 / rate)
+    return pause if pause >= _NAP_MIN_S else 0.0
+
+
+async def _let_gather(response: aiohttp.ClientResponse, pause: float) -> None:
+    """Read nothing from the connection for a while. A body that ended meanwhile has none any more."""
+    transport = None if response.connection is None else response.connection.transport
+    if transport is None or not transport.is_reading():
+        return
+    transport.pause_reading()
+    try:
+        await asyncio.sleep(pause)
+    finally:
+        transport.resume_reading()
 
 
 def _parse_head(url: str, body: bytes) -> Head:

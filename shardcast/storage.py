@@ -4,10 +4,11 @@
     <root>/manifests/<version>-<digest prefix>.json  its signed manifest, as it came; `.boot` if not flushed yet,
                                                    `.torrent` its torrent, if clients may swap it
     <root>/deltas/<version>-<digest prefix>        the delta that makes it out of an earlier one, if kept (`blobs`)
+    <root>/packed/<version>-<digest prefix>/packed  the version in its packed form, if kept
     <root>/partial/<version>-<digest prefix>/      a version being filled, with <name>.journal beside it; what is
-                                                   received for it besides is <name>.….delta/
+                                                   received for it besides is <name>.….delta/ or <name>.packed/
     <root>/incoming/<version>/                     where the trainer puts files for an origin on its machine; their
-                                                   delta is <version>.delta
+                                                   delta is <version>.delta, their packed form <version>.packed
     <root>/names                                   which digest each number names, for ever
     <root>/keys                                    rotations of the trainer's key, for ever
     <root>/locks/                                  advisory locks between processes
@@ -20,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import shutil
 import tempfile
 import threading
@@ -34,17 +34,20 @@ from protocol.manifest import (
     Digest,
     Manifest,
     SignedEnvelope,
-    envelope_from_json,
-    envelope_to_json,
     manifest_digest,
 )
 from shardcast import locks
+from shardcast.blob_manifest import PACKED_FILE
 from shardcast.blobs import BlobShelf, ShardLocation
+from shardcast.collectable import collectable
+from shardcast.data_dir import make_folders
+from shardcast.envelope_shelf import EnvelopeShelf
 from shardcast.keys import KeyChain
 from shardcast.layout import (
     check_folder,
     incoming_delta,
     incoming_folder,
+    incoming_packed,
     incoming_torrent,
     owner_of,
     version_name,
@@ -96,15 +99,18 @@ class VersionStore:
         self._reading: dict[int, int] = {}
         self._index_lock = threading.RLock()  # blocking methods run in threads; held for index work only
         with disk_errors(root.parent if root.parent.exists() else Path("/")):
-            _make_folders(root)
+            make_folders(root)
         for left_over in (root / "trash").iterdir():
             shutil.rmtree(left_over, ignore_errors=True)
         self.blobs = BlobShelf(root / "deltas")
+        self.packed = BlobShelf(root / "packed", PACKED_FILE)
         self.names = VersionNames(root / "names")
         self.keys = KeyChain(root / "keys", pinned_keys)
         self.torrents = TorrentShelf(root / "manifests")
+        self._envelopes = EnvelopeShelf(root / "manifests")
         self.refresh()
-        self.blobs.sweep(self._is_staged)
+        for shelf in (self.blobs, self.packed):
+            shelf.sweep(self._is_staged)
 
     # What is here
 
@@ -131,16 +137,16 @@ class VersionStore:
 
     @property
     def sizes(self) -> dict[int, int]:
-        """Bytes of each complete version, its delta included."""
+        """Bytes of each complete version, its blobs included."""
         with self._index_lock:
             return {version: stored.manifest.kept_bytes for version, stored in self._versions.items()}
 
     def locate(self, digest: Digest) -> ShardLocation | None:
-        """Where a complete version, or the delta that is kept of it, holds the bytes with this digest."""
+        """Where a complete version, or a blob that is kept of it, holds the bytes with this digest."""
         with self._index_lock:
             found = self._shards.get(digest)
             if found is None:
-                return self.blobs.locate(digest)
+                return self.blobs.locate(digest) or self.packed.locate(digest)
             version, index = found
             stored = self._versions[version]
         shard = stored.manifest.shards[index]
@@ -148,11 +154,31 @@ class VersionStore:
         return ShardLocation(version, path, shard.offset, shard.size)
 
     def holds(self, total: Digest) -> bool:
-        """Whether a complete version, or the delta that is kept of it, has this total digest."""
+        """Whether a complete version, or a blob that is kept of it, has this total digest."""
         with self._index_lock:
-            return self.blobs.holds(total) or any(
-                stored.manifest.total_digest == total for stored in self._versions.values()
+            return (
+                self.blobs.holds(total)
+                or self.packed.holds(total)
+                or any(stored.manifest.total_digest == total for stored in self._versions.values())
             )
+
+    def lacks_packed(self, total: Digest) -> StoredVersion | None:
+        """The complete version whose packed form has this total digest and is not here."""
+        with self._index_lock:
+            if self.packed.holds(total):
+                return None
+            named = (each for each in self._versions.values() if each.manifest.packed is not None)
+            return next((each for each in named if each.manifest.packed and each.manifest.packed.digest == total), None)
+
+    def keep_packed(self, version: int, blob: Path) -> None:
+        """Keep the packed form of a version, whose bytes were verified, if that is complete; it may be by then. Blocking."""
+        stored = self.get(version)
+        if stored is None or stored.manifest.packed is None:
+            return
+        self.packed.adopt(blob, stored.manifest.packed, stored.path.name)
+        with self._index_lock:
+            if version in self._versions:
+                self.packed.add(version, stored.manifest.packed, stored.path.name)
 
     @contextlib.contextmanager
     def reading(self, version: int) -> Iterator[None]:
@@ -181,7 +207,7 @@ class VersionStore:
         digest = manifest_digest(envelope.payload)
         self.check_name(manifest.policy_version, digest)
         name = version_name(manifest.policy_version, digest)
-        self._save_envelope(name, envelope)
+        self._envelopes.save(name, envelope)
         partial = PartialVersion(self.root / "partial" / name, envelope, manifest, digest)
         partial.open()
         return partial
@@ -199,7 +225,7 @@ class VersionStore:
         """Make a folder that lies on this disk a version, by rename. Blocking.
 
         The caller vouches for the bytes (the trainer hashed them when it signed); sizes and the exact set of files
-        are checked, and its delta's. Raises UserError, VersionConflict, DiskFullError.
+        are checked, and its blobs'. Raises UserError, VersionConflict, DiskFullError.
         """
         digest = manifest_digest(envelope.payload)
         self.check_name(manifest.policy_version, digest)
@@ -209,13 +235,16 @@ class VersionStore:
             sync_files(folder, manifest)
             if manifest.delta is not None:
                 self.blobs.adopt(incoming_delta(self.root, manifest.policy_version), manifest.delta, name)
-            self._save_envelope(name, envelope)
+            if manifest.packed is not None:
+                self.packed.adopt(incoming_packed(self.root, manifest.policy_version), manifest.packed, name)
+            self._envelopes.save(name, envelope)
             self.torrents.adopt(incoming_torrent(self.root, manifest.policy_version), manifest, digest)
         return self._install(folder, envelope, manifest, digest)
 
     def forget_incoming(self, version: int) -> None:
         """Remove what the trainer put there for a version. Blocking."""
         incoming_delta(self.root, version).unlink(missing_ok=True)
+        incoming_packed(self.root, version).unlink(missing_ok=True)
         shutil.rmtree(incoming_folder(self.root, version), ignore_errors=True)
         incoming_torrent(self.root, version).unlink(missing_ok=True)
 
@@ -266,10 +295,22 @@ class VersionStore:
                 continue
             self._drop_index(version)
             self._trash(stored.path)
-            self._envelope_path(stored.path.name).unlink(missing_ok=True)
+            self._envelopes.remove(stored.path.name)
             self._boot_path(stored.path.name).unlink(missing_ok=True)
             self.torrents.remove(version, stored.digest)
             log.info("removed version %d", version, extra={"action": "collect", "version": version})
+
+    def demote(self, version: int, bad: Collection[int]) -> None:
+        """Take a version back among those that are being received, without the shards that are wrong on disk. Blocking.
+
+        Who reads it can go on; its number stays bound. `open_partial` hashes the rest again.
+        """
+        stored = self._versions[version]
+        self._drop_index(version)
+        folder = self.root / "partial" / stored.path.name
+        right = (index for index in range(len(stored.manifest.shards)) if index not in set(bad))
+        journal_path(folder).write_text("".join(f"{index}\n" for index in right), "ascii")
+        stored.path.rename(folder)
 
     def remove_stale_partials(self) -> None:
         """Remove half-filled versions older than the head, if no process fills them. Blocking."""
@@ -316,7 +357,7 @@ class VersionStore:
 
     def _load(self, path: Path) -> None:
         try:
-            envelope = envelope_from_json(self._envelope_path(path.name).read_bytes())
+            envelope = self._envelopes.read(path.name)
             manifest = self.keys.open_manifest(envelope)
             digest = manifest_digest(envelope.payload)
             if path.name != version_name(manifest.policy_version, digest):
@@ -347,11 +388,13 @@ class VersionStore:
             for index, shard in enumerate(stored.manifest.shards):
                 self._shards.setdefault(shard.digest, (stored.version, index))
             self.blobs.add(stored.version, stored.manifest.delta, stored.path.name)
+            self.packed.add(stored.version, stored.manifest.packed, stored.path.name)
 
     def _drop_index(self, version: int) -> None:
         with self._index_lock:
             stored = self._versions.pop(version)
             self.blobs.remove(version)
+            self.packed.remove(version)
             lost = {shard.digest for shard in stored.manifest.shards if self._shards[shard.digest][0] == version}
             for digest in lost:
                 del self._shards[digest]
@@ -360,56 +403,11 @@ class VersionStore:
                     if shard.digest in lost:
                         self._shards.setdefault(shard.digest, (other.version, index))
 
-    def _envelope_path(self, name: str) -> Path:
-        return self.root / "manifests" / f"{name}.json"
-
     def _boot_path(self, name: str) -> Path:
         return self.root / "manifests" / f"{name}.boot"
-
-    def _save_envelope(self, name: str, envelope: SignedEnvelope) -> None:
-        path = self._envelope_path(name)
-        with disk_errors(self.root):
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-            with os.fdopen(handle, "wb") as file:
-                file.write(envelope_to_json(envelope))
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).replace(path)
-            sync(path.parent)
 
     def _trash(self, path: Path) -> None:
         bin_ = Path(tempfile.mkdtemp(dir=self.root / "trash"))
         with contextlib.suppress(FileNotFoundError):  # another process was faster
             path.rename(bin_ / path.name)
         shutil.rmtree(bin_, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def serve_alone(root: Path) -> Iterator[None]:
-    """Only one server may use a data directory. Raises UserError if another does."""
-    _make_folders(root)
-    with locks.tried(root / "locks" / "server") as alone:
-        if not alone:
-            raise UserError(f"another shardcast server uses {root}: give this one its own --data-dir")
-        yield
-
-
-def collectable(
-    present: Collection[int], *, reading: Collection[int], required: Collection[int], keep_last: int
-) -> list[int]:
-    """Which versions may go: all but the last `keep_last` (at least the head), those being read, and those required.
-
-    >>> collectable([0, 1, 2, 3, 4], reading=[1], required=[], keep_last=2)
-    [0, 2]
-    """
-    newest = sorted(present)[-max(1, keep_last) :]
-    kept = {*newest, *reading, *required}
-    return sorted(set(present) - kept)
-
-
-def _make_folders(root: Path) -> None:
-    try:
-        for name in ("versions", "manifests", "deltas", "partial", "incoming", "locks", "trash"):
-            (root / name).mkdir(parents=True, exist_ok=True)
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
-        raise UserError(f"can't use {root} as a data directory: {error.strerror}: {error.filename}") from None

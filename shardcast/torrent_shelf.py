@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from protocol.manifest import Digest, Manifest
+from shardcast.blob_manifest import swapped
 from shardcast.layout import version_name
 from shardcast.partial import disk_errors
 from shardcast.torrent import InvalidTorrent, Layout
@@ -38,7 +39,7 @@ class TorrentShelf:
 
     def adopt(self, file: Path, manifest: Manifest, digest: Digest) -> None:
         """Take a torrent that the trainer left for a version; without the right one the version does without."""
-        layout = Layout.of(manifest)
+        layout = Layout.of(swapped(manifest))
         if layout is None or manifest.torrent_info_hash is None or not file.exists():
             return
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -62,9 +63,9 @@ class Flight:
         return self.transfer.writer.received - self.at_start
 
 
-async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
+async def in_thread(function: Callable[..., T], *arguments: Any, pool: Executor | None = None) -> T:
     """Run blocking work that must not be left behind: a cancellation waits for its end."""
-    running = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    running = asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:

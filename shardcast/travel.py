@@ -11,15 +11,16 @@ class Way(StrEnum):
     """How the bytes of a version come."""
 
     FULL = "full"  # its files, shard by shard
+    PACKED = "packed"  # its files without what is redundant in them
     DELTA = "delta"  # what changed since a version that is here
-    MIXED = "mixed"  # by a delta that made some shards, and the others in full
+    MIXED = "mixed"  # by a blob that made some shards, and the others in full
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     """In bytes; `done` counts received bytes, and only verified ones after a restart.
 
-    `total` is what travels: all files, or the delta alone. It changes with `way` when a delta turns out to be no use.
+    `total` is what travels: all files, or a blob alone. It changes with `way` when a blob turns out to be no use.
     """
 
     done: int

@@ -1,4 +1,4 @@
-"""Which way a version comes: its files in full, or the deltas that lead to it from a version that is here.
+"""Which way a version comes: its files in full or packed, or the deltas that lead to it from a version that is here.
 
 A pure decision: `choose` says what to do, or which manifest must be known before it can say.
 """
@@ -11,9 +11,9 @@ from enum import StrEnum
 
 from protocol.delta import CODEC_WORDS
 from protocol.digest import Digest
-from protocol.manifest import Manifest, ManifestFile, Shard
+from protocol.manifest import Manifest
+from protocol.packed import CODEC_PLANES
 
-BLOB_FILE = "delta"  # its name while it is received
 MAX_LINKS = 16  # deltas in a row: each costs reading the model once
 
 
@@ -23,7 +23,7 @@ class WhyFull(StrEnum):
     KEYFRAME = "keyframe"  # the version, or one on the way to it, has no delta
     CODEC = "codec"  # a delta in a codec of a later program
     NO_BASE = "no_base"  # no version that is here leads to it
-    TOO_MUCH = "too_much"  # the deltas together are no less than what is missing, or are too many
+    TOO_MUCH = "too_much"  # the deltas together are no less than what they would save, or are too many
     UNKNOWN = "unknown"  # a manifest on the way can't be had
 
 
@@ -32,6 +32,13 @@ class Full:
     """Fetch the files."""
 
     why: WhyFull
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Fetch the version packed: `size` bytes of that are missing."""
+
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +59,31 @@ class Ask:
 
 
 def choose(
-    target: Manifest, missing: int, held: Mapping[int, Digest], known: Mapping[Digest, Manifest | None]
-) -> Full | Chain | Ask:
-    """How to get `target`, of whose files `missing` bytes are not here yet.
+    target: Manifest,
+    missing: int,
+    held: Mapping[int, Digest],
+    known: Mapping[Digest, Manifest | None],
+    packed: int | None = None,
+) -> Full | Packed | Chain | Ask:
+    """How to get `target`, of whose files `missing` bytes are not here yet: the way with the fewest bytes.
 
     `held`: the complete versions here and their manifests' digests. `known`: manifests by digest; None for one that
-    can't be had. Every manifest is proven: signed by a pinned key, or named by the digest in one that is.
+    can't be had. Every manifest is proven: signed by a pinned key, or named by the digest in one that is. `packed`: how
+    many bytes of the version's packed form are missing; None if it has none, or that has failed.
     """
+    if target.packed is None or target.packed.codec != CODEC_PLANES:
+        packed = None
+    most = missing if packed is None else min(missing, packed)
+    found = _by_deltas(target, most, held, known)
+    if isinstance(found, Full) and packed is not None and packed < missing:
+        return Packed(packed)
+    return found
+
+
+def _by_deltas(
+    target: Manifest, most: int, held: Mapping[int, Digest], known: Mapping[Digest, Manifest | None]
+) -> Full | Chain | Ask:
+    """The chain that leads to `target`, if it is less than `most` bytes."""
     links: list[Manifest] = []
     size = 0
     manifest = target
@@ -70,7 +95,7 @@ def choose(
             return Full(WhyFull.CODEC)
         links.insert(0, manifest)
         size += delta.size
-        if size >= missing or len(links) > MAX_LINKS:
+        if size >= most or len(links) > MAX_LINKS:
             return Full(WhyFull.TOO_MUCH)
         if held.get(delta.base_version) == delta.base_digest:
             return Chain(delta.base_version, tuple(links), size)
@@ -82,19 +107,3 @@ def choose(
         if base is None or base.policy_version != delta.base_version:
             return Full(WhyFull.UNKNOWN)
         manifest = base
-
-
-def blob_manifest(version: Manifest) -> Manifest:
-    """A version's delta as if it were a version of one file, so that it is received and resumed like one.
-
-    It is never signed and never leaves this process; the signed manifest vouches for its digests.
-    """
-    delta = version.delta
-    assert delta is not None
-    return Manifest(
-        run_id=version.run_id,
-        policy_version=version.policy_version,
-        files=(ManifestFile(BLOB_FILE, delta.size, delta.digest),),
-        shards=tuple(Shard(0, shard.offset, shard.size, shard.digest) for shard in delta.shards),
-        total_digest=delta.digest,
-    )

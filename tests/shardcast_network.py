@@ -238,6 +238,21 @@ async def publish(url: str, origin: Origin, version: Version) -> Version:
     return replace(version, folder=root / "versions" / f"{number}-{version.digest.short}")
 
 
+async def until(done: Callable[[], bool]) -> None:
+    """Wait for what other threads and processes bring about; the test's deadline bounds it."""
+    changed = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def look() -> None:
+        if done():
+            changed.set()
+        else:
+            loop.call_later(0.02, look)
+
+    look()
+    await changed.wait()
+
+
 async def whole(catalog: RelayCatalog, version: int) -> None:
     """Wait until a relay has a version complete."""
     await catalog.changed.wait_until(lambda: catalog.store.get(version) is not None, SOON)

@@ -23,7 +23,7 @@ from coordinator.client import Backoff, TrainerClient
 from protocol.errors import OurFault
 from protocol.manifest import Manifest, manifest_digest, sign_manifest
 from protocol.signing import Identity, SignedEnvelope
-from shardcast.publish import Described, announce, build_manifest, describe, make_delta, stage
+from shardcast.publish import Described, announce, build_manifest, describe, describe_packed, make_delta, pack, stage
 from trainer.published import Published, PublishedVersions, delta_base
 
 log = logging.getLogger(__name__)
@@ -71,6 +71,7 @@ class Publisher:
         origin_data: Path,
         shard_bytes: int,
         full_every: int = 10,
+        packed: bool = True,
     ) -> None:
         self._client = client
         self._identity = identity
@@ -80,6 +81,7 @@ class Publisher:
         self._origin_data = origin_data
         self._shard_bytes = shard_bytes
         self._full_every = full_every
+        self._packed = packed
         self._published = PublishedVersions(origin_data / "published")
         self._written: set[int] = set()  # versions whose bytes this process wrote
         self._running: asyncio.Task[str] | None = None
@@ -125,23 +127,48 @@ class Publisher:
             move=False,
             torrent=described.torrent,
             delta=published.delta,
+            packed=published.packed,
         )
         await self._announce_at_origin(envelope, version)
         await asyncio.to_thread(self._published.prune, version)
         return str(manifest_digest(envelope.payload))
 
     def _make(self, state: Mapping[str, torch.Tensor], folder: Path, version: int) -> Described:
-        """Fill `folder` with the version's `files` and its `delta`, if it has one, as `PublishedVersions` keeps it."""
+        """Fill `folder` with the version's `files` and the blobs that it has, as `PublishedVersions` keeps them."""
         files = folder / "files"
         write_version(state, self._model_folder, files)
         described = describe(files, run_id=self._run_id, policy_version=version, shard_bytes=self._shard_bytes)
         before = self._published.find(version)
-        if before is not None and before.manifest == replace(described.manifest, delta=before.manifest.delta):
+        if before is not None and _same_content(before.manifest, described.manifest):
             # Announced before a crash, maybe: the digest must be the same, also if the base is gone by now.
-            if before.delta is not None:
-                shutil.copyfile(before.delta, folder / "delta")
-            return replace(described, manifest=before.manifest)
+            return self._again(before, described, folder)
+        if self._packed:
+            described = self._with_packed(described, folder)
         return replace(described, manifest=self._with_delta(described.manifest, folder))
+
+    def _again(self, before: Published, described: Described, folder: Path) -> Described:
+        for blob in (before.delta, before.packed):
+            if blob is not None:
+                shutil.copyfile(blob, folder / blob.name)
+        if before.packed is not None:
+            return describe_packed(before.manifest, folder / "packed")
+        return replace(described, manifest=before.manifest)
+
+    def _with_packed(self, described: Described, folder: Path) -> Described:
+        manifest, blob = described.manifest, folder / "packed"
+        begun = time.perf_counter()
+        found = pack(folder / "files", manifest, blob, shard_bytes=self._shard_bytes, threads=_threads())
+        if found is None or found.manifest.packed is None:
+            return described
+        size = found.manifest.packed.size
+        log.info(
+            "version %d has a packed form of %.0f %% of its bytes, after %.1f s",
+            manifest.policy_version,
+            100 * size / manifest.total_bytes,
+            time.perf_counter() - begun,
+            extra={"action": "pack", "version": manifest.policy_version, "bytes": size},
+        )
+        return found
 
     def _with_delta(self, manifest: Manifest, folder: Path) -> Manifest:
         version = manifest.policy_version
@@ -158,7 +185,7 @@ class Publisher:
                 manifest,
                 folder / "delta",
                 shard_bytes=self._shard_bytes,
-                threads=max(1, (os.cpu_count() or 1) // _CORES_PER_THREAD),
+                threads=_threads(),
             )
         except OurFault as error:
             log.warning("version %d is published in full alone: %s", version, error, extra={"action": "delta"})
@@ -181,7 +208,7 @@ class Publisher:
         if version in self._written or base.manifest.run_id != self._run_id:
             return base.manifest.run_id == self._run_id
         again = build_manifest(base.files, run_id=self._run_id, policy_version=version, shard_bytes=self._shard_bytes)
-        return again == replace(base.manifest, delta=None)
+        return _same_content(again, base.manifest)
 
     async def _announce_at_origin(self, envelope: SignedEnvelope, version: int) -> None:
         """An origin that is away is waited for: generation goes on meanwhile, as far as staleness allows."""
@@ -199,3 +226,13 @@ class Publisher:
         folder = self._origin_data / "scratch"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+
+def _same_content(one: Manifest, other: Manifest) -> bool:
+    """Whether two manifests of a version are of the same files in the same shards, whatever blobs make those."""
+    mine, theirs = ((m.run_id, m.policy_version, m.files, m.shards) for m in (one, other))
+    return mine == theirs
+
+
+def _threads() -> int:
+    return max(1, (os.cpu_count() or 1) // _CORES_PER_THREAD)

@@ -3,6 +3,7 @@
     <root>/<version>/files/          the version's files (links to what the origin has)
     <root>/<version>/manifest.json   its signed manifest
     <root>/<version>/delta           the delta that makes it out of an earlier one, if its manifest has one
+    <root>/<version>/packed          its packed form, if its manifest has one
 
 A version is here before anyone hears of it, so that after a crash the same weights go out under the same digest, whether
 or not its base is still at hand.
@@ -37,6 +38,17 @@ class Published:
         """Where its delta lies, if it has one."""
         return None if self.manifest.delta is None else self.folder / "delta"
 
+    @property
+    def packed(self) -> Path | None:
+        """Where its packed form lies, if it has one."""
+        return None if self.manifest.packed is None else self.folder / "packed"
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything that its manifest names is here."""
+        blobs = [path for path in (self.delta, self.packed) if path is not None]
+        return self.files.is_dir() and all(path.is_file() for path in blobs)
+
 
 class PublishedVersions:
     """Versions below `root`, written by this process or one before it. Methods block on the disk."""
@@ -59,17 +71,18 @@ class PublishedVersions:
             manifest = Manifest.from_json_bytes(envelope.payload)
         except (OSError, RollswarmError):
             return None
-        whole = (folder / "files").is_dir() and (manifest.delta is None or (folder / "delta").is_file())
-        return Published(folder, manifest) if whole and manifest.policy_version == version else None
+        found = Published(folder, manifest)
+        return found if found.whole and manifest.policy_version == version else None
 
     def keep(self, scratch: Path, envelope: SignedEnvelope, manifest: Manifest) -> Published:
-        """Take a folder that holds `files` and maybe `delta`, by rename, in place of what has the number."""
+        """Take a folder that holds `files`, maybe `delta` and `packed`, by rename, in place of what has the number."""
         target = self._root / str(manifest.policy_version)
         (scratch / "manifest.json").write_bytes(envelope_to_json(envelope))
         for path in (*(scratch / "files").rglob("*"), scratch / "files", scratch / "manifest.json", scratch):
             sync(path)
-        if manifest.delta is not None:
-            sync(scratch / "delta")
+        for name, section in (("delta", manifest.delta), ("packed", manifest.packed)):
+            if section is not None:
+                sync(scratch / name)
         self._root.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(target)

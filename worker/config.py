@@ -67,6 +67,7 @@ class WorkerConfig(BaseSettings):
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     enforce_eager: bool = False
     max_download_mbit: float | None = Field(None, gt=0)
+    invite: str = ""
     drain_s: float = Field(30.0, ge=0)
     peers: bool = False  # peers see one another's addresses, so the owner of this machine must ask for it
     peer_port: int = Field(8611, ge=0, le=65535)  # 0: accept no connections, only make them

@@ -59,6 +59,7 @@ async def join(
         software=f"rollswarm {installed_version()}",
         on_outage=lambda text: log.warning("%s", text, extra={"action": "outage"}),
         trust=trust,
+        invite=config.invite,
     )
     shardcast = ShardcastClient(
         terms.relays,

@@ -41,6 +41,9 @@ def join(
     home: Home = None,
     ca: Authority = None,
     name: Annotated[str | None, typer.Option("--name", help="Shown on the dashboard.")] = None,
+    invite: Annotated[
+        str | None, typer.Option("--invite", help="The operator's invitation, where a run asks for one.")
+    ] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="auto, bfloat16 or float32.")] = None,
     concurrency: Annotated[int | None, typer.Option("--concurrency", help="Samples generated at once.")] = None,
     max_model_len: Annotated[
@@ -83,6 +86,7 @@ def join(
     config = _config(
         home=home,
         name=name,
+        invite=invite,
         dtype=dtype,
         concurrency=concurrency,
         max_model_len=max_model_len,

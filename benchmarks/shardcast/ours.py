@@ -41,7 +41,7 @@ class Deployment:
     relays: Sequence[Process]
     workers: Sequence[Process]
 
-    async def publish(self, version: int, folder: Path, base: Path | None = None) -> Sample:
+    async def publish(self, version: int, folder: Path, base: Path | None = None, *, packed: bool = False) -> Sample:
         """Publish a folder and wait until every worker has it. With `base`, which was published before, as a delta."""
         senders = (self.net.origin, *self.net.relays)
         sent_before = [host.sent_bytes() for host in senders]
@@ -52,15 +52,17 @@ class Deployment:
             *("--seed", self.seed.hex(), "--folder", str(folder), "--version", str(version)),
             *("--data", str(self.plan.scratch / "origin"), "--shard-bytes", str(self.plan.shard_bytes)),
             *([] if base is None else ["--base", str(base)]),
+            *(["--packed"] if packed else []),
             log_folder=self.plan.scratch,
         )
         async with publisher as publishing:
-            announced, prepared = map(float, (await publishing.wait_for("announced", START_S)).split())
+            announced, prepared, needed = map(float, (await publishing.wait_for("announced", START_S)).split())
             done = [float(text) for text in await all_say(self.workers, "done", self.plan.limit_s)]
         sent = [host.sent_bytes() - already for host, already in zip(senders, sent_before, strict=True)]
         return Sample(
             worker_s=tuple(at - announced for at in done),
             prepare_s=prepared,
+            needed=int(needed),
             origin_sent=sent[0],
             relays_sent=sum(sent[1:]),
             cpu_s={role: used - cpu_before[role] for role, used in self._cpu().items()},
@@ -82,10 +84,10 @@ class Deployment:
         return {role: sum(process.cpu_seconds() for process in processes) for role, processes in roles.items()}
 
 
-async def publish_full(net: Network, plan: Plan, *, peers: bool = False) -> Sample:
-    """Publish one version in full. `peers`: workers swap pieces."""
+async def publish_full(net: Network, plan: Plan, *, peers: bool = False, packed: bool = True) -> Sample:
+    """Publish one version to workers that have none. `peers`: they swap pieces. `packed`: its packed form, too."""
     async with deployed(net, plan, peers=peers) as deployment:
-        return await deployment.publish(0, plan.folder)
+        return await deployment.publish(0, plan.folder, packed=packed)
 
 
 async def publish_delta(net: Network, plan: Plan) -> Sample:

@@ -16,7 +16,7 @@ import aiohttp
 from protocol.manifest import sign_manifest
 from protocol.signing import Identity
 from shardcast.client import ShardcastClient
-from shardcast.publish import Described, announce, describe, make_delta, stage
+from shardcast.publish import Described, announce, describe, make_delta, pack, stage
 from shardcast.swarm import Swarm, SwarmConfig
 
 RUN = "benchmark"
@@ -42,24 +42,39 @@ async def work(arguments: argparse.Namespace) -> None:
 
 
 async def publish(arguments: argparse.Namespace) -> None:
-    """Publish a folder, and say how long it took to prepare and when it was announced."""
+    """Publish a folder; say when it was announced, how long it took to prepare, and how many bytes a worker needs."""
     begin = time.monotonic()
     identity = Identity.from_seed(bytes.fromhex(arguments.seed))
     described = _describe(arguments.folder, arguments.version, arguments.shard_bytes)
+    threads = os.cpu_count() or 1
+    if arguments.packed:
+        blob, size = arguments.data / "scratch.packed", arguments.shard_bytes
+        found = pack(arguments.folder, described.manifest, blob, shard_bytes=size, threads=threads)
+        described = found or described
     manifest, delta = described.manifest, None
     if arguments.base is not None:
         base = _describe(arguments.base, arguments.version - 1, arguments.shard_bytes).manifest
         begin = time.monotonic()  # a trainer knows the base's manifest
         delta = arguments.data / "scratch.delta"
-        made = make_delta(arguments.base, base, arguments.folder, manifest, delta, threads=os.cpu_count() or 1)
+        made = make_delta(arguments.base, base, arguments.folder, manifest, delta, threads=threads)
         if made is None:
             raise SystemExit("the two versions differ too much for a delta")
         manifest = made
     envelope = sign_manifest(manifest, identity)
-    await stage(arguments.folder, arguments.data, arguments.version, move=False, torrent=described.torrent, delta=delta)
+    await stage(
+        arguments.folder,
+        arguments.data,
+        arguments.version,
+        move=False,
+        torrent=described.torrent,
+        delta=delta,
+        packed=described.packed,
+    )
     announced = time.monotonic()
     await announce(arguments.origin, envelope)
-    print(f"announced {announced} {announced - begin}", flush=True)
+    blob = manifest.delta or manifest.packed
+    size = manifest.total_bytes if blob is None else blob.size
+    print(f"announced {announced} {announced - begin} {size}", flush=True)
 
 
 async def settle(arguments: argparse.Namespace) -> None:
@@ -99,6 +114,7 @@ def main() -> None:
     publisher.add_argument("--version", type=int)
     publisher.add_argument("--shard-bytes", type=int)
     publisher.add_argument("--base", type=Path)
+    publisher.add_argument("--packed", action="store_true")
     publisher.set_defaults(run=publish)
     settler = roles.add_parser("settle")
     settler.add_argument("--relay", action="append")

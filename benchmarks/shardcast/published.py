@@ -75,6 +75,7 @@ async def publish_once(net: Network, plan: Plan) -> Sample:
         return Sample(
             worker_s=tuple(at - announced for at in done),
             prepare_s=prepared,
+            needed=file.stat().st_size,
             origin_sent=sent[0],
             relays_sent=sum(sent[1:]),
             cpu_s={"origin": origin.cpu_seconds(), "relays": _cpu(relays), "workers": _cpu(workers)},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +16,15 @@ class Sample:
 
     worker_s: tuple[float, ...]
     prepare_s: float  # hashing and the like, before the announcement
+    needed: int  # bytes that a worker must receive: of the files, the packed form, or the delta
     origin_sent: int  # bytes on the wire, headers included
     relays_sent: int
     cpu_s: Mapping[str, float] = field(default_factory=dict)  # by role
+
+    @property
+    def cpu_share(self) -> float:
+        """Of what all cores could do until the last worker was done, origin, relays and workers alone."""
+        return sum(self.cpu_s.values()) / ((os.cpu_count() or 1) * self.last_s)
 
     @property
     def first_s(self) -> float:
@@ -50,9 +57,11 @@ def tree_bound_s(size: int, mbit: float, relays: int, workers: int) -> float:
 
 
 def summarize(samples: Sequence[Sample], size: int, bound_s: float) -> dict[str, object]:
-    """Medians over the repeats of one variant."""
+    """Medians over the repeats of one variant. `bound_s`: for the files as they are; `wire_bound_s`: for what must travel."""
     last = statistics.median(sample.last_s for sample in samples)
     origin = statistics.median(sample.origin_sent for sample in samples)
+    needed = statistics.median(sample.needed for sample in samples)
+    wire_bound_s = bound_s * needed / size
     roles = sorted({role for sample in samples for role in sample.cpu_s})
     return {
         "n": len(samples),
@@ -65,6 +74,10 @@ def summarize(samples: Sequence[Sample], size: int, bound_s: float) -> dict[str,
         "relay_copies": round(statistics.median(sample.relays_sent for sample in samples) / size, 3),
         "bound_s": round(bound_s, 2),
         "ratio_to_bound": round(last / bound_s, 3),
+        "wire_share": round(needed / size, 4),
+        "wire_bound_s": round(wire_bound_s, 2),
+        "ratio_to_wire_bound": round(last / wire_bound_s, 3),
+        "cpu_share": round(statistics.median(sample.cpu_share for sample in samples), 2),
         "cpu_s": {role: round(statistics.median(s.cpu_s.get(role, 0.0) for s in samples), 2) for role in roles},
     }
 
@@ -82,10 +95,22 @@ def with_ratios(variants: Mapping[str, dict[str, object]], reference: str) -> di
 
 def table(variants: Mapping[str, Mapping[str, object]]) -> str:
     """The variants as text, one a line."""
-    columns = ("n", "first_s", "last_s", "origin_copies", "relay_copies", "bound_s", "ratio_to_bound")
+    columns = {
+        "n": "n",
+        "first": "first_s",
+        "last": "last_s",
+        "origin x": "origin_copies",
+        "relays x": "relay_copies",
+        "bound": "bound_s",
+        "last/bound": "ratio_to_bound",
+        "needed": "wire_share",
+        "its bound": "wire_bound_s",
+        "last/its": "ratio_to_wire_bound",
+        "CPU": "cpu_share",
+    }
     last = "times_faster_than_published"
-    lines = [f"{'variant':<22}" + "".join(f"{name:>15}" for name in columns) + f"{'x published':>13}"]
+    lines = [f"{'variant':<22}" + "".join(f"{name:>11}" for name in columns) + f"{'x published':>13}"]
     for name, facts in variants.items():
-        cells = "".join(f"{facts[column]!s:>15}" for column in columns)
+        cells = "".join(f"{facts[column]!s:>11}" for column in columns.values())
         lines.append(f"{name:<22}{cells}{facts.get(last, '-')!s:>13}")
     return "\n".join(lines)

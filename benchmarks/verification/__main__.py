@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    dtype = native_dtype()
+    dtype = arguments.dtype or native_dtype()
     results: dict[str, Any] = {
         "machine": platform.machine(),
         "cores": os.cpu_count(),
@@ -71,14 +71,17 @@ def _prefill(folder: Path, dtype: str, arguments: argparse.Namespace) -> list[di
 
     from benchmarks.verification import generation, prefill
 
-    paces = generation.measure(folder, dtype, lengths=_LENGTHS, concurrency=_CONCURRENCY)
+    paces = generation.measure(folder, dtype, lengths=tuple(arguments.lengths), concurrency=_CONCURRENCY)
     model = prefill.load(folder, getattr(torch, dtype))
-    rows = [prefill.measure(model, length, tokens=arguments.tokens, repeats=arguments.repeats) for length in _LENGTHS]
-    for row in rows:
+    rows = []
+    for length in arguments.lengths:
+        row = prefill.measure(model, length, tokens=arguments.tokens, repeats=arguments.repeats)
         for at_once in _CONCURRENCY:
-            pace = paces[f"{row['completion']} x {at_once}"]
+            pace = paces[f"{length} x {at_once}"]
             row[f"vllm_{at_once}_tokens_per_s"] = pace
             row[f"over_vllm_{at_once}"] = row["verifier_tokens_per_s"] / pace
+        print(f"prefill, {length} tokens: {row}", flush=True)
+        rows.append(row)
     return rows
 
 
@@ -143,6 +146,9 @@ def main() -> None:
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(_PARTS)}; all if none is given")
     parser.add_argument("--model", type=Path, default=Path(".cache/models/smollm2-135m-instruct"))
+    parser.add_argument(
+        "--dtype", choices=("bfloat16", "float32"), help="of engine and verifier; what suits this machine"
+    )
     parser.add_argument("--repeats", type=int, default=7, help="pairs of alternating repeats")
     parser.add_argument("--tokens", type=int, default=2048, help="completion tokens of each prefill repeat")
     parser.add_argument(
@@ -156,6 +162,7 @@ def main() -> None:
         "--longest", type=int, default=40, help="tokens of the longest completion of honest and attacks"
     )
     parser.add_argument("--only", nargs="*", default=(), help="attacks by name; all if none is given")
+    parser.add_argument("--lengths", type=int, nargs="*", default=_LENGTHS, help="of prefill: tokens of a completion")
     parser.add_argument("--threads", type=int, default=0, help="torch threads of the prefill; torch's choice if 0")
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - set(_PARTS):

@@ -26,7 +26,7 @@ from coordinator.verification.thresholds import Thresholds
 from protocol.ledger import FRAUD
 from tests.adversary.attacks import Attack, Cheat, make_cheat
 from tests.adversary.attacks.prefilled import FlatteringCut, LyingSpans, Prefilled
-from tests.adversary.attacks.weights import noise
+from tests.adversary.attacks.weights import StaleWeights, noise
 from tests.adversary.batch import write_all
 from worker.engine import Generation, GenerationRequest, Weights
 
@@ -72,7 +72,7 @@ def cases(dtype: str) -> Iterator[Case]:
 
 
 class Bench:
-    """Writes and measures. `scratch`: a folder for the cheats' weights."""
+    """Writes and measures. `scratch`: a folder for weights."""
 
     def __init__(self, folder: Path, dtype: str, thresholds: Thresholds, scratch: Path) -> None:
         self._folder = folder
@@ -85,12 +85,13 @@ class Bench:
         folders = {weights.manifest_digest: weights.path for weights in (older, self._published)}
         models = ResidentModels(folders.__getitem__, max_resident=2, dtype=getattr(torch, dtype))
         self._verifier = Verifier(models, thresholds)
-        self._honest: dict[str, list[Generation]] = {}
+        self._honest: list[Generation] = []
 
     def row(self, case: Case, asked: Sequence[GenerationRequest]) -> dict[str, Any]:
         """What becomes of the cheat's rollouts for these samples."""
         begun = time.perf_counter()
-        written = self._write(case.cheat, asked)
+        with tempfile.TemporaryDirectory(dir=self._scratch) as scratch:
+            written = self._write(case.cheat, asked, Path(scratch))
         kept = [n for n, each in enumerate(written) if self._is_a_lie(case, each, n)]
         measured = self._verifier.measure(
             samples.claims([written[n] for n in kept], [asked[n] for n in kept], self._folder)
@@ -98,25 +99,26 @@ class Bench:
         print(f"{case.name}: {len(measured)} rollouts, {time.perf_counter() - begun:.0f} s", flush=True)
         return _row(case.name, measured, self._thresholds)
 
-    def _write(self, cheat: Cheat, asked: Sequence[GenerationRequest]) -> list[Generation]:
+    def _write(self, cheat: Cheat, asked: Sequence[GenerationRequest], scratch: Path) -> list[Generation]:
         """A cheat that only lies about what it generated starts from the honest worker's generations."""
-        for known in (self._older, self._published):
-            weights = cheat.weights(known, self._scratch)
+        if isinstance(cheat, StaleWeights | LyingSpans):
+            cheat.weights(self._older, scratch)
+        weights = cheat.weights(self._published, scratch)
         honestly = weights.path == self._published.path and cheat.choose is None and cheat.alters_module is None
         if not honestly or any(cheat.draws(each) != [each] for each in asked[:1]):
-            return write_all(cheat, asked, self._published, self._scratch, dtype=self._dtype)
+            return write_all(cheat, asked, self._published, scratch, dtype=self._dtype)
         if not self._honest:
-            self._honest["all"] = write_all(Cheat(), asked, self._published, self._scratch, dtype=self._dtype)
-        return [cheat.falsify(each, issued) for each, issued in zip(self._honest["all"], asked, strict=True)]
+            self._honest = write_all(Cheat(), asked, self._published, scratch, dtype=self._dtype)
+        return [cheat.falsify(each, issued) for each, issued in zip(self._honest, asked, strict=True)]
 
     def _is_a_lie(self, case: Case, written: Generation, number: int) -> bool:
         """Whether a rollout differs from the honest one at all; what a cheat leaves as it was is no cheat.
 
         With the right proofs only other tokens do. Where the weights differ, all rollouts count.
         """
-        if "all" not in self._honest or case.name == Attack.HONEST:
+        if not self._honest or case.name == Attack.HONEST:
             return True
-        honest = self._honest["all"][number]
+        honest = self._honest[number]
         only_tokens = isinstance(case.cheat, Prefilled) and not isinstance(case.cheat, LyingSpans)
         return written.token_ids != honest.token_ids if only_tokens else written != honest
 

@@ -18,8 +18,8 @@ from benchmarks.verification.throughput import close_plain, plain_engine, plain_
 from worker.vllm_engine.engine import VllmEngineConfig
 
 PROMPT = 32
-_PLACES = 4
-_STEPS = 16  # tokens per place
+_PLACES = 3
+_STEPS = 8  # tokens per place
 
 
 def measure(folder: Path, dtype: str, *, lengths: tuple[int, ...], concurrency: tuple[int, ...]) -> dict[str, float]:

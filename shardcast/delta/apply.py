@@ -12,7 +12,7 @@ import numpy as np
 
 from protocol.errors import RollswarmError
 from shardcast.delta.blob import Section
-from shardcast.delta.errors import BaseUnreadable, InvalidDelta
+from shardcast.delta.errors import BaseUnreadable, InvalidDelta, NotHereYetError
 from shardcast.delta.frames import Bytes
 from shardcast.delta.views import View
 from shardcast.partial import PartialVersion
@@ -35,7 +35,10 @@ class Applied:
 
 
 class Applier:
-    """One use: `run` in a thread, `stop` from anywhere. `on_shard(index)` is called in the thread that made the shard."""
+    """One use: `run` in a thread, or `make` for each section, in any; `stop` from anywhere.
+
+    `on_shard(index)` is called in the thread that made the shard.
+    """
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class Applier:
         self._on_shard = on_shard
         self._local = threading.local()
         self._stopped = threading.Event()
+        self._missing = len(partial.missing)
 
     def stop(self) -> None:
         """End after the shards that are being made."""
@@ -61,15 +65,29 @@ class Applier:
 
         Raises DiskFullError, OSError of the target's disk; what is right is kept then too.
         """
-        missing = set(self._partial.missing)
-        work = [section for section in self._view.sections if not missing.isdisjoint(_shards_of(section))]
+        work = [self._view.sections[section] for section in self.due]
         with ThreadPoolExecutor(self._threads, thread_name_prefix="delta") as pool:
-            faults = list(pool.map(self._make_or_stop, work))
-        wrong = len(self._partial.missing)
-        return Applied(len(missing) - wrong, wrong, next(filter(None, faults), None))
+            faults = list(pool.map(self.make, work))
+        return self.outcome(next(filter(None, faults), None))
 
-    def _make_or_stop(self, section: Section) -> RollswarmError | None:
-        """What still waits in the pool ends at once when the disk fails."""
+    @property
+    def due(self) -> list[int]:
+        """The sections that make a shard which is missing."""
+        missing = set(self._partial.missing)
+        return [
+            number for number, section in enumerate(self._view.sections) if not missing.isdisjoint(_shards_of(section))
+        ]
+
+    def outcome(self, fault: RollswarmError | None) -> Applied:
+        """What came of it."""
+        wrong = len(self._partial.missing)
+        return Applied(self._missing - wrong, wrong, fault)
+
+    def make(self, section: Section) -> RollswarmError | None:
+        """Make a section's shards and keep those that are right; the fault, if its bytes could not be had. Blocking.
+
+        Raises as `run` does; what still waits its turn ends at once then.
+        """
         try:
             return None if self._stopped.is_set() else self._make(section)
         except BaseException:
@@ -77,11 +95,10 @@ class Applier:
             raise
 
     def _make(self, section: Section) -> RollswarmError | None:
-        """Make a section's shards and keep those that are right."""
         out = self._buffer(section.size)
         try:
             self._view.read(section.file, section.offset, out)
-        except (InvalidDelta, BaseUnreadable) as fault:
+        except (InvalidDelta, BaseUnreadable, NotHereYetError) as fault:
             return fault
         for index in _shards_of(section):
             shard = self._partial.manifest.shards[index]

@@ -1,4 +1,4 @@
-"""The layout of a delta's blob, and its reading, which believes nothing.
+"""The layout of a blob that makes a version, and its reading, which believes nothing.
 
     magic "RSDELTA" and the format version (8 bytes)
     u32 span; u32 count of sections; then a u32 size for each
@@ -14,6 +14,10 @@ needs; all numbers little-endian. `file` and `offset` say where in the base it b
     2 XOR     the base's bytes xor those in a frame: u32 its size, the frame
     3 RAW     the bytes in a frame: u32 its size, the frame
     4 TWIN    the bytes that the *target* has at file and offset, before this block, made by blocks of other kinds
+    5 PLANES  16-bit words without a base: u32 size of a frame, the frame, which has the exponents (`planes`), and a byte more
+              for each word, the rest of it
+
+A packed version is such a blob over a base without files.
 
 So every section can be read and applied by itself, in any order, with the memory of its shards and one block. Shards are
 small so that they can be passed on soon; sections are larger, since statistics of more words cost less.
@@ -51,11 +55,18 @@ class Kind(IntEnum):
     XOR = 2
     RAW = 3
     TWIN = 4
+    PLANES = 5
+
+
+_FREE = frozenset({Kind.RAW, Kind.PLANES})  # kinds that need no base
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Makes bytes [at, at + size) of a target file. `frame` and `content_size`: what is compressed in it."""
+    """Makes bytes [at, at + size) of a target file. `frame` and `content_size`: what is compressed in it.
+
+    `plain`: what PLANES has beside it.
+    """
 
     kind: Kind
     at: int
@@ -65,6 +76,7 @@ class Block:
     head: WordsHead | None = None
     frame: bytes | memoryview = b""
     content_size: int = 0
+    plain: bytes | memoryview = b""
 
     def to_bytes(self) -> bytes:
         """As the blob has it."""
@@ -73,8 +85,8 @@ class Block:
             assert self.head is not None
             head = (self.head.threshold, self.head.gap_shift, 0, self.head.gap_count)
             return start + WORDS.pack(*head, len(self.frame), self.content_size) + bytes(self.frame)
-        if self.kind in (Kind.XOR, Kind.RAW):
-            return start + FRAME.pack(len(self.frame)) + bytes(self.frame)
+        if self.kind in (Kind.XOR, Kind.RAW, Kind.PLANES):
+            return b"".join((start, FRAME.pack(len(self.frame)), self.frame, self.plain))
         return start
 
 
@@ -101,6 +113,11 @@ def sections_of(shards: Sequence[Shard], span: int) -> list[Section]:
     return sections
 
 
+def table_bytes(shards: int) -> int:
+    """The most bytes that head and table of a blob may have whose version has so many shards."""
+    return HEAD.size + 4 * shards
+
+
 class Blob:
     """A blob that fits `target` by its table of sections. `read(offset, count)` gives bytes of it."""
 
@@ -122,18 +139,18 @@ class Blob:
         start = HEAD.size + 4 * count
         if size < start:
             raise InvalidDelta(f"the delta has {size} bytes, its table alone would need {start}")
-        self._places = []
+        self.places: list[tuple[int, int]] = []  # of each section: offset and size
         for section, length in zip(self.sections, struct.unpack(f"<{count}I", read(HEAD.size, 4 * count)), strict=True):
             if length > 2 * section.size + BLOCK.size * MAX_BLOCKS:
                 raise InvalidDelta(f"a section of the delta has {length} bytes, too many for what it makes")
-            self._places.append((start, length))
+            self.places.append((start, length))
             start += length
         if start != size:
             raise InvalidDelta(f"the delta has {size} bytes, its sections need {start}")
 
     def blocks(self, index: int) -> list[Block]:
         """The blocks of a section, checked against the bounds of base and target. Raises InvalidDelta."""
-        data = memoryview(self._read(*self._places[index]))
+        data = memoryview(self._read(*self.places[index]))
         section = self.sections[index]
         blocks: list[Block] = []
         at, end = section.offset, section.offset + section.size
@@ -152,7 +169,8 @@ class Blob:
     def _check(self, block: Block, file: int) -> None:
         if block.kind not in (Kind.COPY, Kind.TWIN) and block.size > MAX_BLOCK_BYTES:
             raise InvalidDelta(f"a block of the delta makes {block.size} bytes at once")
-        if block.kind is Kind.WORDS and (block.size % 2 or block.content_size > 8 * block.size + 64):
+        odd = block.kind in (Kind.WORDS, Kind.PLANES) and block.size % 2
+        if odd or (block.kind is Kind.WORDS and block.content_size > 8 * block.size + 64):
             raise InvalidDelta("a block of the delta has an impossible size")
         if block.kind is Kind.TWIN:
             if block.file > file or (block.file == file and block.offset + block.size > block.at):
@@ -160,7 +178,7 @@ class Blob:
             files: Sequence[ManifestFile] = self._target.files
         else:
             files = self._base
-        if block.kind is Kind.RAW:
+        if block.kind in _FREE:
             if block.file or block.offset:
                 raise InvalidDelta("a block of the delta names a base that it doesn't need")
         elif block.file >= len(files) or block.offset + block.size > files[block.file].size:
@@ -184,6 +202,11 @@ def _parse(data: memoryview, at: int) -> tuple[Block, int]:
             (length,) = FRAME.unpack_from(data, used)
             frame, used = _frame(data, used + FRAME.size, length)
             return Block(kind, at, size, file, offset, None, frame, size), used
+        if kind is Kind.PLANES:
+            (length,) = FRAME.unpack_from(data, used)
+            frame, used = _frame(data, used + FRAME.size, length)
+            plain, used = _frame(data, used, size // 2)
+            return Block(kind, at, size, file, offset, None, frame, size // 2, plain), used
     except (ValueError, struct.error):
         raise InvalidDelta("a block of the delta has a head that means nothing") from None
     return Block(kind, at, size, file, offset), used

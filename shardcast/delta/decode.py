@@ -10,7 +10,7 @@ import bisect
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from protocol.manifest import Manifest, ManifestFile
 from shardcast.delta.blob import Blob, Block, Kind, ReadBlob, Section
 from shardcast.delta.errors import InvalidDelta
 from shardcast.delta.frames import Bytes, Parts, open_frame
+from shardcast.delta.planes import join_planes
 from shardcast.delta.views import View
 from shardcast.delta.words import decode_words
 
@@ -47,6 +48,10 @@ class DeltaView:
     def sections(self) -> Sequence[Section]:
         """What is best read in one go."""
         return self._blob.sections
+
+    def place(self, section: int) -> tuple[int, int]:
+        """Where a section lies in the blob: offset and size."""
+        return self._blob.places[section]
 
     def blocks(self, section: int) -> list[Block]:
         """The blocks of a section."""
@@ -97,8 +102,11 @@ class DeltaView:
             out[:] = content
             return
         buffer = out if out.ctypes.data % 2 == 0 else np.empty(len(out), np.uint8)  # words are read where they lie
-        self._base.read(block.file, block.offset, buffer)
-        if block.kind is Kind.XOR:
+        if block.kind is not Kind.PLANES:
+            self._base.read(block.file, block.offset, buffer)
+        if block.kind is Kind.PLANES:
+            join_planes(content, np.frombuffer(block.plain, np.uint8), buffer.view(np.uint16))
+        elif block.kind is Kind.XOR:
             buffer ^= content
         else:
             assert block.head is not None
@@ -110,14 +118,19 @@ class DeltaView:
 
 
 class BlobFile:
-    """A blob on disk, open as long as it is needed; `read` may be called from several threads."""
+    """A blob on disk, open as long as it is needed; `read` may be called from several threads.
 
-    def __init__(self, path: Path) -> None:
+    `check(offset, count)` is called before each reading, and raises if those bytes are not to be relied on.
+    """
+
+    def __init__(self, path: Path, check: Callable[[int, int], None] = lambda offset, count: None) -> None:
+        self._check = check
         self._descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         self.size = os.fstat(self._descriptor).st_size
 
     def read(self, offset: int, count: int) -> bytes:
         """Raises InvalidDelta if the file is shorter."""
+        self._check(offset, count)
         data = os.pread(self._descriptor, count, offset)
         while 0 < len(data) < count:
             more = os.pread(self._descriptor, count - len(data), offset + len(data))

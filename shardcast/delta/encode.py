@@ -15,9 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from protocol.delta import CODEC_WORDS, DeltaSection, DeltaShard
+from protocol.blob import BlobShard
+from protocol.delta import CODEC_WORDS, DeltaSection
 from protocol.digest import Digest, tree_digest
 from protocol.manifest import Manifest
+from protocol.packed import CODEC_PLANES, PackedSection
 from shardcast.delta.blob import (
     HEAD,
     MAGIC,
@@ -31,11 +33,13 @@ from shardcast.delta.blob import (
 )
 from shardcast.delta.frames import Bytes, join_parts
 from shardcast.delta.layout import Run, Tensor, pieces_of, runs_of, tensors_of
+from shardcast.delta.planes import pack_planes
 from shardcast.delta.views import FolderView
 from shardcast.delta.words import Words, encode_words
 
 _TWIN_BYTES = 65_536  # smaller tensors are not looked up among the others
 _LOOKED_AT = 4096
+_MUCH = 0.6  # of the bytes: exponents and all, words without a base weigh about 0.67
 
 
 class DeltaTooLargeError(Exception):
@@ -70,16 +74,35 @@ def encode_delta(
         file.write(table)
 
 
+def encode_packed(folder: Path, manifest: Manifest, path: Path, *, limit: int, threads: int = 1) -> None:
+    """Write the blob that makes the files of a folder, whose manifest is given, out of nothing. Blocking.
+
+    It has a section for each shard, so that who receives it can make shards while it comes. Raises as `encode_delta`.
+    """
+    span = min(SPAN, max(shard.size for shard in manifest.shards))
+    with FolderView(folder, ()) as nothing, FolderView(folder, manifest.files) as target:
+        encode_delta(nothing, target, manifest, path, limit=limit, threads=threads, span=span)
+
+
 def delta_section(path: Path, base_version: int, base_digest: Digest, shard_bytes: int) -> DeltaSection:
-    """What the manifest says of a blob: one hashing pass. Blocking."""
-    shards: list[DeltaShard] = []
+    """What the manifest says of a delta's blob: one hashing pass. Blocking."""
+    size, digest, shards = _shards_of(path, shard_bytes)
+    return DeltaSection(CODEC_WORDS, base_version, base_digest, size, digest, shards)
+
+
+def packed_section(path: Path, shard_bytes: int) -> PackedSection:
+    """What the manifest says of a packed version's blob: one hashing pass. Blocking."""
+    return PackedSection(CODEC_PLANES, *_shards_of(path, shard_bytes))
+
+
+def _shards_of(path: Path, shard_bytes: int) -> tuple[int, Digest, tuple[BlobShard, ...]]:
+    shards: list[BlobShard] = []
     with path.open("rb") as file:
         offset = 0
         while chunk := file.read(shard_bytes):
-            shards.append(DeltaShard(offset, len(chunk), Digest.from_raw(hashlib.sha256(chunk).digest())))
+            shards.append(BlobShard(offset, len(chunk), Digest.from_raw(hashlib.sha256(chunk).digest())))
             offset += len(chunk)
-    digest = tree_digest(shard.digest for shard in shards)
-    return DeltaSection(CODEC_WORDS, base_version, base_digest, offset, digest, tuple(shards))
+    return offset, tree_digest(shard.digest for shard in shards), tuple(shards)
 
 
 def _in_order(encoder: _Encoder, count: int, threads: int) -> Iterator[bytes]:
@@ -117,7 +140,7 @@ class _Encoder:
         if piece.twin is not None and np.array_equal(self._target.mapped(*piece.twin, piece.size), new):
             return Block(Kind.TWIN, piece.offset, piece.size, *piece.twin)
         if piece.base is None:
-            return _raw(piece, new)
+            return _planes(piece, new) if piece.words else _raw(piece, new)
         old = self._base.mapped(*piece.base, piece.size)
         if piece.words:
             return _words(piece, piece.base, old, new)
@@ -142,9 +165,19 @@ def _words(piece: Run, base: tuple[int, int], old: Bytes, new: Bytes) -> Block:
         return Block(Kind.COPY, piece.offset, piece.size, *base)
     head, parts = found
     frame, size = join_parts(parts)
-    if len(frame) < piece.size:
+    if len(frame) < _MUCH * piece.size:
         return Block(Kind.WORDS, piece.offset, piece.size, *base, head, frame, size)
-    return _xor(piece, base, old, new)
+    planes = _planes(piece, new)  # so many words changed that the base is of little use
+    if len(planes.frame) + len(planes.plain) <= len(frame):
+        return planes
+    return Block(Kind.WORDS, piece.offset, piece.size, *base, head, frame, size)
+
+
+def _planes(piece: Run, new: Bytes) -> Block:
+    frame, others = pack_planes(_as_words(new))
+    if len(frame) < len(others):
+        return Block(Kind.PLANES, piece.offset, piece.size, 0, 0, None, frame, len(others), others.data)
+    return _raw(piece, new)
 
 
 def _as_words(data: Bytes) -> Words:

@@ -11,6 +11,10 @@ class InvalidDelta(SourceFault):
     """A blob that breaks the format, or does not fit its base or its version. Nothing of it was used."""
 
 
+class NotHereYetError(SourceFault):
+    """Bytes of a blob that is still on its way: what needs them is made later."""
+
+
 class BaseUnreadable(OurFault):
     """The base's files here can't be read, or are shorter than its manifest says."""
 
@@ -20,9 +24,10 @@ class NotTheBaseError(OurFault):
 
 
 class FallbackReason(StrEnum):
-    """Why a version that has a delta was fetched in full after all."""
+    """Why a version that has a delta, or a packed form, was fetched in full after all."""
 
-    BLOB_ABSENT = "blob_absent"  # no source gave the delta's shards
+    BLOB_ABSENT = "blob_absent"  # no source gave the blob's shards
     BLOB_WRONG = "blob_wrong"  # its bytes are those that were signed, and break the format
     BASE_UNREADABLE = "base_unreadable"  # the base's files here are gone or too short
     RESULT_DIFFERS = "result_differs"  # shards came out wrong: the base's bytes on this disk are damaged
+    NO_ROOM = "no_room"  # the disk here has no room for the packed form beside the files

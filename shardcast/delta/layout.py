@@ -117,8 +117,7 @@ def _tensor_runs(
         same = old is not None and (old.dtype, old.size) == (tensor.dtype, tensor.size)
         place = (base_file[0], old.begin) if base_file is not None and old is not None and same else None
         if tensor.size:
-            words = tensor.is_words and place is not None
-            yield Run(tensor.begin, tensor.size, words, place, twins.get(tensor.begin))
+            yield Run(tensor.begin, tensor.size, tensor.is_words, place, twins.get(tensor.begin))
 
 
 def _plain(offset: int, count: int, size: int, base_file: tuple[int, int] | None) -> Run:
@@ -161,10 +160,8 @@ def _append(runs: list[Run], run: Run) -> None:
         and last.words == run.words
         and last.twin is None
         and run.twin is None
-        and last.base is not None
-        and run.base is not None
         and last.end == run.offset
-        and (last.base[0], last.base[1] + last.size) == run.base
+        and run.base == (None if last.base is None else (last.base[0], last.base[1] + last.size))
     )
     if last is not None and goes_on:
         runs[-1] = replace(last, size=last.size + run.size)

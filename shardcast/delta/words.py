@@ -79,13 +79,12 @@ def decode_words(head: WordsHead, parts: Parts, words: Words) -> None:
     """Turn the base's `words` into the target's, in place. Raises InvalidDelta; then they are half-done."""
     if head.threshold > 0x8000 or head.gap_shift > _MAX_SHIFT or head.gap_count > len(words):
         raise InvalidDelta("a block of the delta has impossible parameters")
-    small, exponents = small_places(words, head.threshold)
-    flags = _bits(parts, len(small))
-    small = small.take(_sorting(exponents)[flags])
+    small = SmallWords(words, head.threshold)
+    flagged = small.places(np.flatnonzero(_bits(parts, small.count)))
     large = _read_gaps(head, parts, len(words))
     if ((words.take(large) & _MAGNITUDE) < head.threshold).any():
         raise InvalidDelta("a block of the delta names a word twice")
-    order = np.concatenate([small, large])
+    order = np.concatenate([flagged, large])
     words[order] = unordered(ordered(words.take(order)) + _read_differences(parts, len(order)))
 
 
@@ -134,17 +133,36 @@ def _sorting(exponents: NDArray[np.uint8]) -> Places:
     return np.argsort(exponents, kind="stable")
 
 
-def small_places(words: Words, threshold: int) -> tuple[Places, NDArray[np.uint8]]:
-    """Where the words lie whose magnitude bits are below the threshold, ascending, and their exponents."""
-    mask = np.empty(_SCAN, np.bool_)
-    places, exponents = [np.empty(0, np.int64)], [np.empty(0, np.uint8)]
-    for begin in range(0, len(words) if threshold else 0, _SCAN):
-        part = words[begin : begin + _SCAN]
-        magnitude = _small_mask(part, threshold, mask[: len(part)])
-        inner = np.flatnonzero(mask[: len(part)])
-        places.append(inner + begin)
-        exponents.append(_exponents_of(magnitude.take(inner)))
-    return np.concatenate(places), np.concatenate(exponents)
+class SmallWords:
+    """The words whose magnitude bits are below a threshold, as if they were sorted by exponent and then by place.
+
+    They are sorted in stretches that stay in the cache, and never as a whole: few of them are ever asked for.
+    """
+
+    def __init__(self, words: Words, threshold: int) -> None:
+        mask = np.empty(_SCAN, np.bool_)
+        places, counts = [np.empty(0, np.uint32)], []
+        for begin in range(0, len(words) if threshold else 0, _SCAN):
+            part = words[begin : begin + _SCAN]
+            magnitude = _small_mask(part, threshold, mask[: len(part)])
+            inner = np.flatnonzero(mask[: len(part)])
+            exponents = _exponents_of(magnitude.take(inner))
+            places.append((inner.take(_sorting(exponents)) + begin).astype(np.uint32))
+            counts.append(np.bincount(exponents, minlength=_CLASSES))
+        self._places = np.concatenate(places)  # stretch by stretch
+        self.count = len(self._places)
+        # Each stretch's words of one exponent are a run in both orders.
+        sizes = np.array(counts, np.int64).reshape(-1, _CLASSES)
+        here = np.cumsum(sizes.reshape(-1)) - sizes.reshape(-1)
+        by_exponent = sizes.T.reshape(-1)
+        filled = np.flatnonzero(by_exponent)
+        self._starts = (np.cumsum(by_exponent) - by_exponent).take(filled)
+        self._shift = here.reshape(sizes.shape).T.reshape(-1).take(filled) - self._starts
+
+    def places(self, ranks: Places) -> Places:
+        """Where the words with these ranks lie."""
+        run = np.searchsorted(self._starts, ranks, "right") - 1
+        return self._places.take(ranks + self._shift.take(run)).astype(np.int64)
 
 
 def _exponents(words: Words) -> NDArray[np.uint8]:

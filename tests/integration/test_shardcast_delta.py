@@ -6,8 +6,6 @@ import asyncio
 import errno
 import os
 import sys
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,72 +13,26 @@ import aiohttp
 import pytest
 
 from protocol.manifest import sign_manifest
-from shardcast.client import Progress, ShardcastClient, Way
+from shardcast.client import Progress, Way
 from shardcast.delta.encode import delta_section
-from shardcast.delta.errors import FallbackReason
 from shardcast.layout import incoming_delta, incoming_folder
-from shardcast.metrics import ShardcastMetrics
-from shardcast.origin import Origin
 from shardcast.partial import DiskFullError
-from shardcast.publish import announce, build_manifest, make_delta, stage
+from shardcast.publish import announce, stage
 from shardcast.storage import VersionStore
 from tests.shardcast_network import (
-    FAST,
     KEYS,
     SHARD,
     SOON,
     TRAINER,
     Version,
     assert_same,
-    client,
     origin_in_process,
     process,
     ready_url,
     relay_in_process,
     run_command,
 )
-from tests.unit.shardcast.delta.versions import safetensors, step, words
-
-WORDS = 200_000
-LIMITS = replace(FAST, deadline_s=SOON, delta_deadline_s=2.0)
-
-
-class Run:
-    """A training run's versions, each a delta to the one before unless told otherwise."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._weights = words(WORDS)
-        self.versions: list[Version] = []
-
-    def add(self, *, delta: bool = True, change: bool = True) -> Version:
-        number = len(self.versions)
-        if number and change:
-            self._weights = step(self._weights, 0.01, seed=number)
-        folder = self._root / f"v{number}"
-        folder.mkdir(parents=True)
-        (folder / "model.safetensors").write_bytes(safetensors({"w": ("BF16", self._weights.tobytes())}))
-        (folder / "config.json").write_text('{"the": "same in every version"}')
-        manifest = build_manifest(folder, run_id="run", policy_version=number, shard_bytes=SHARD)
-        if delta and number:
-            base = self.versions[-1]
-            made = make_delta(base.folder, base.manifest, folder, manifest, self.blob(number), shard_bytes=SHARD)
-            assert made is not None and made.delta is not None
-            assert made.delta.size < manifest.total_bytes / 10
-            manifest = made
-        version = Version(folder, manifest, sign_manifest(manifest, TRAINER))
-        self.versions.append(version)
-        return version
-
-    def blob(self, number: int) -> Path:
-        return self._root / f"v{number}.delta"
-
-    async def publish(self, url: str, data: Path, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            version = self.versions[number]
-            blob = None if version.manifest.delta is None else self.blob(number)
-            await stage(version.folder, data, number, move=False, delta=blob)
-            await announce(url, version.envelope)
+from tests.shardcast_run import LIMITS, Run, count, fetching, sent
 
 
 @pytest.fixture
@@ -89,47 +41,6 @@ def run(tmp_path: Path) -> Run:
     for _ in range(4):
         made.add()
     return made
-
-
-def sent(origin: Origin) -> float:
-    registry = origin.catalog.metrics.registry
-    return sum(
-        registry.get_sample_value("rollswarm_shardcast_bytes_total", {"direction": "out", "peer": peer}) or 0.0
-        for peer in ("client", "relay")
-    )
-
-
-def count(metrics: ShardcastMetrics, name: str, **labels: str) -> float:
-    return metrics.registry.get_sample_value(f"rollswarm_shardcast_{name}_total", labels) or 0.0
-
-
-class Fetcher:
-    """A client with metrics and the ways that its fetches took."""
-
-    def __init__(self, url: str, cache: Path) -> None:
-        self.metrics = ShardcastMetrics()
-        self.client: ShardcastClient = client([url], cache, limits=LIMITS, metrics=self.metrics)
-        self.progress: list[Progress] = []
-
-    async def fetch(self, version: Version) -> Way:
-        path = await self.client.fetch(version.manifest.policy_version, version.digest, self.progress.append)
-        assert_same(path, version)
-        return self.progress[-1].way
-
-    def fallbacks(self) -> dict[str, float]:
-        counts = {
-            reason.value: count(self.metrics, "delta_fallbacks", reason=reason.value) for reason in FallbackReason
-        }
-        return {reason: number for reason, number in counts.items() if number}
-
-
-@asynccontextmanager
-async def fetching(url: str, cache: Path) -> AsyncIterator[Fetcher]:
-    fetcher = Fetcher(url, cache)
-    try:
-        yield fetcher
-    finally:
-        await fetcher.client.close()
 
 
 async def test_who_has_the_base_fetches_the_delta_alone(tmp_path: Path, run: Run) -> None:
@@ -213,8 +124,7 @@ async def test_a_keyframe_is_fetched_in_full(tmp_path: Path, run: Run) -> None:
 
 async def test_a_version_with_the_bases_number_and_another_digest_is_no_base(tmp_path: Path, run: Run) -> None:
     """As after a fork: version 0 is here, but it is not the one that version 1 is the difference to."""
-    data, other = tmp_path / "data", Run(tmp_path / "other")
-    other._weights = words(WORDS, seed=7)
+    data, other = tmp_path / "data", Run(tmp_path / "other", seed=7)
     other.add()
     cache = VersionStore(tmp_path / "c", KEYS, durable=False)
     await stage(other.versions[0].folder, tmp_path / "c", 0, move=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -36,6 +36,7 @@ from tests.shardcast_network import (
     relay_in_process,
     reserve_port,
     run_command,
+    until,
 )
 
 ANY_PORT = -1
@@ -58,21 +59,6 @@ async def publish(data: Path, url: str, version: Version) -> None:
 
 def sent_by(catalog: Catalog) -> float:
     return sum(catalog.metrics.bytes_total.labels("out", kind)._value.get() for kind in ("client", "relay"))
-
-
-async def until(done: Callable[[], bool]) -> None:
-    """Wait for what other threads and processes bring about; the test's deadline bounds it."""
-    changed = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def look() -> None:
-        if done():
-            changed.set()
-        else:
-            loop.call_later(0.02, look)
-
-    look()
-    await changed.wait()
 
 
 @asynccontextmanager

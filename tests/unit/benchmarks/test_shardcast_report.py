@@ -18,7 +18,7 @@ MIB = 2**20
 
 
 def sample(*worker_s: float, sent: int = 100) -> Sample:
-    return Sample(worker_s, prepare_s=0.5, origin_sent=sent, relays_sent=4 * sent, cpu_s={"origin": 1.0})
+    return Sample(worker_s, prepare_s=0.5, needed=100, origin_sent=sent, relays_sent=4 * sent, cpu_s={"origin": 1.0})
 
 
 def test_the_bounds_are_those_of_the_links() -> None:

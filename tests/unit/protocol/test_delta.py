@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from protocol.delta import CODEC_WORDS, MAX_DELTA_SHARD_BYTES, DeltaSection, DeltaShard
+from protocol.blob import MAX_BLOB_SHARD_BYTES, BlobShard
+from protocol.delta import CODEC_WORDS, DeltaSection
 from protocol.manifest import Digest, InvalidManifest, Manifest, open_manifest, tree_digest
 from tests.factories import TRAINER, make_version
 
@@ -18,7 +19,7 @@ PLAIN = open_manifest(make_version(3), {TRAINER.key_id})
 
 def section() -> DeltaSection:
     digests = [Digest.of(b"one"), Digest.of(b"two")]
-    shards = (DeltaShard(0, 8, digests[0]), DeltaShard(8, 3, digests[1]))
+    shards = (BlobShard(0, 8, digests[0]), BlobShard(8, 3, digests[1]))
     return DeltaSection(CODEC_WORDS, 2, Digest.of(b"base"), 11, tree_digest(digests), shards)
 
 
@@ -59,8 +60,8 @@ def test_a_codec_of_tomorrow_is_no_reason_to_refuse_the_version() -> None:
         (lambda d: d.__setitem__("shards", []), "1 to"),
         (lambda d: d["shards"].reverse(), "does not continue"),
         (lambda d: d["shards"][1].__setitem__(0, 9), "does not continue"),
-        (lambda d: d["shards"][0].__setitem__(1, 0), "size of delta shard"),
-        (lambda d: d["shards"][0].__setitem__(1, MAX_DELTA_SHARD_BYTES + 1), "size of delta shard"),
+        (lambda d: d["shards"][0].__setitem__(1, 0), "size of shard"),
+        (lambda d: d["shards"][0].__setitem__(1, MAX_BLOB_SHARD_BYTES + 1), "size of shard"),
         (lambda d: d["shards"][0].append(1), "reads"),
         (lambda d: d["shards"].__setitem__(0, "abc"), "reads"),
         (lambda d: d["shards"].__setitem__(0, [0, "8", Digest.of(b"one")]), "should be int"),

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol.delta import CODEC_WORDS, DeltaSection, DeltaShard
+from protocol.blob import BlobShard
+from protocol.delta import CODEC_WORDS, DeltaSection
 from protocol.errors import UserError
 from protocol.manifest import Digest, tree_digest
 from shardcast.blobs import BlobShelf, ShardLocation
@@ -16,7 +17,7 @@ DATA = b"0123456789"
 
 def section(data: bytes = DATA) -> DeltaSection:
     parts = [data[:6], data[6:]]
-    shards = (DeltaShard(0, 6, Digest.of(parts[0])), DeltaShard(6, len(data) - 6, Digest.of(parts[1])))
+    shards = (BlobShard(0, 6, Digest.of(parts[0])), BlobShard(6, len(data) - 6, Digest.of(parts[1])))
     digest = tree_digest(shard.digest for shard in shards)
     return DeltaSection(CODEC_WORDS, 0, Digest.of(b"base"), len(data), digest, shards)
 

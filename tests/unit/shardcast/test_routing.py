@@ -117,3 +117,11 @@ def test_in_flight_never_falls_below_zero() -> None:
 def test_a_source_that_answers_again_is_forgiven_but_not_a_ban() -> None:
     back = routing.answered(SourceStats(success=0.2, failures_in_row=6, retry_at=90.0, banned_until=95.0))
     assert (back.failures_in_row, back.retry_at, back.success, back.banned_until) == (0, 0.0, 0.2, 95.0)
+
+
+def test_a_fault_stands_until_the_source_answers_again() -> None:
+    stats = routing.failed(SourceStats(), "not up yet", 10.0, 0.5)
+    assert stats.is_troubled(10.1) and stats.is_troubled(100.0)
+    assert not routing.answered(stats).is_troubled(10.1)
+    assert not routing.succeeded(stats, 10**6, 1.0).is_troubled(10.1)
+    assert routing.banned(routing.answered(stats), "bad byte", 20.0, 600.0).is_troubled(30.0)

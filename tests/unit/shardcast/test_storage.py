@@ -11,15 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from protocol.delta import CODEC_WORDS, DeltaSection, DeltaShard
+from protocol.blob import BlobShard
+from protocol.delta import CODEC_WORDS, DeltaSection
 from protocol.errors import UserError
 from protocol.manifest import Digest, Manifest, SignedEnvelope, manifest_digest, sign_manifest, tree_digest
 from protocol.signing import Identity
+from shardcast.collectable import collectable
+from shardcast.data_dir import serve_alone
 from shardcast.layout import delta_folder_name, incoming_delta, incoming_folder, version_name
 from shardcast.names import VersionConflict, VersionNames
 from shardcast.partial import DiskFullError, PartialVersion, hash_range
 from shardcast.publish import build_manifest
-from shardcast.storage import StoredVersion, VersionStore, collectable, serve_alone
+from shardcast.storage import StoredVersion, VersionStore
 
 TRAINER = Identity.from_seed(b"t" * 32)
 KEYS = {TRAINER.key_id}
@@ -233,7 +236,7 @@ def test_a_delta_comes_and_goes_with_its_version(tmp_path: Path) -> None:
     add(store, 1)
     manifest, _, folder = make_version(tmp_path, 2)
     blob = b"the difference to version 1"
-    shard = DeltaShard(0, len(blob), Digest.of(blob))
+    shard = BlobShard(0, len(blob), Digest.of(blob))
     section = DeltaSection(CODEC_WORDS, 1, Digest.of(b"version 1"), len(blob), tree_digest([shard.digest]), (shard,))
     manifest = replace(manifest, delta=section)
     envelope = sign_manifest(manifest, TRAINER)
@@ -253,7 +256,7 @@ def test_a_delta_comes_and_goes_with_its_version(tmp_path: Path) -> None:
 def test_an_origin_that_ended_between_delta_and_files_takes_both_again(tmp_path: Path) -> None:
     manifest, _, folder = make_version(tmp_path, 2)
     blob = b"the difference to version 1"
-    shard = DeltaShard(0, len(blob), Digest.of(blob))
+    shard = BlobShard(0, len(blob), Digest.of(blob))
     section = DeltaSection(CODEC_WORDS, 1, Digest.of(b"version 1"), len(blob), tree_digest([shard.digest]), (shard,))
     manifest = replace(manifest, delta=section)
     envelope = sign_manifest(manifest, TRAINER)

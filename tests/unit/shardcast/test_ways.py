@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from protocol.delta import CODEC_WORDS, DeltaSection, DeltaShard
+from protocol.blob import BlobShard
+from protocol.delta import CODEC_WORDS, DeltaSection
 from protocol.manifest import Digest, Manifest, ManifestFile, Shard, manifest_digest, tree_digest
-from shardcast.ways import MAX_LINKS, Ask, Chain, Full, WhyFull, blob_manifest, choose
+from protocol.packed import CODEC_PLANES, PackedSection
+from shardcast.blob_manifest import delta_manifest, packed_manifest, swapped
+from shardcast.ways import MAX_LINKS, Ask, Chain, Full, Packed, WhyFull, choose
 
 FULL_BYTES = 1000
 
@@ -20,7 +23,7 @@ def version(number: int, base: Manifest | None = None, size: int = 10, codec: st
     delta = None
     if base is not None:
         blob = Digest.of(b"blob %d" % number)
-        shards = (DeltaShard(0, size, blob),)
+        shards = (BlobShard(0, size, blob),)
         delta = DeltaSection(codec, base.policy_version, digest_of(base), size, tree_digest([blob]), shards)
     return Manifest(
         "run", number, (ManifestFile("w", FULL_BYTES, tree),), (Shard(0, 0, FULL_BYTES, digest),), tree, delta
@@ -102,7 +105,39 @@ def test_a_manifest_of_another_number_under_the_bases_digest_is_no_base() -> Non
 
 
 def test_a_blob_is_received_like_a_version_of_one_file() -> None:
-    blob = blob_manifest(V[1])
+    blob = delta_manifest(V[1])
     assert V[1].delta is not None
     assert (blob.policy_version, blob.total_bytes, blob.total_digest) == (1, 10, V[1].delta.digest)
     assert [(shard.file, shard.offset, shard.size) for shard in blob.shards] == [(0, 0, 10)]
+
+
+def packed(manifest: Manifest, size: int, codec: str = CODEC_PLANES) -> Manifest:
+    blob = Digest.of(b"packed")
+    section = PackedSection(codec, size, tree_digest([blob]), (BlobShard(0, size, blob),))
+    return replace(manifest, packed=section, torrent_info_hash="0" * 40)
+
+
+@pytest.mark.parametrize(
+    ("target", "here", "missing", "lacking", "decision"),
+    [
+        (packed(V[0], 600), held(), FULL_BYTES, 600, Packed(600)),
+        (packed(V[1], 600), held(), FULL_BYTES, 600, Packed(600)),
+        (packed(V[1], 600), held(0), FULL_BYTES, 600, Chain(0, (packed(V[1], 600),), 10)),
+        (packed(V[1], 600), held(0), FULL_BYTES, 5, Packed(5)),  # most of it is here already
+        (packed(V[0], 600), held(), 600, 600, Full(WhyFull.KEYFRAME)),  # most of the files are
+        (packed(V[0], 600), held(), 300, 200, Packed(200)),
+        (packed(V[0], 600), held(), FULL_BYTES, None, Full(WhyFull.KEYFRAME)),  # it failed
+        (packed(V[0], 600, "planes-2"), held(), FULL_BYTES, 600, Full(WhyFull.KEYFRAME)),
+    ],
+)
+def test_packed_where_it_is_less(
+    target: Manifest, here: dict[int, Digest], missing: int, lacking: int | None, decision: object
+) -> None:
+    assert choose(target, missing, here, {}, lacking) == decision
+
+
+def test_what_is_swapped_is_the_packed_form_if_there_is_one() -> None:
+    assert swapped(V[0]) is V[0]
+    target = packed(V[0], 600)
+    assert swapped(target) == packed_manifest(target)
+    assert (swapped(target).total_bytes, swapped(target).torrent_info_hash) == (600, "0" * 40)

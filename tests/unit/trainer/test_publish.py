@@ -14,7 +14,7 @@ import trainer.publish as publish_module
 from protocol.errors import OurFault
 from protocol.manifest import manifest_digest, open_manifest
 from protocol.signing import SignedEnvelope
-from shardcast.layout import incoming_delta
+from shardcast.layout import incoming_delta, incoming_packed
 from tests.factories import RUN_ID, TRAINER
 from trainer.publish import Publisher, snapshot, write_version
 
@@ -206,6 +206,21 @@ async def test_a_difference_that_is_too_large_is_not_sent(publisher: Publisher, 
         torch.manual_seed(version)
         await publisher.publish({"lm_head.weight": torch.randn(200, 200).bfloat16()}, version)
     assert deltas(places) == [None, None]
+
+
+async def test_weights_are_published_packed_too_and_again_after_a_restart(
+    make_publisher: Callable[[], Publisher], places: Places, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    weights = {"lm_head.weight": torch.randn(200, 200).bfloat16()}
+    digest = await make_publisher().publish(weights, 0)
+    manifest = open_manifest(places.heard[-1][1], (TRAINER.key_id,))
+    assert manifest.packed is not None and manifest.packed.size < 0.75 * manifest.total_bytes
+    blob = incoming_packed(tmp_path / "origin", 0)
+    assert blob.stat().st_size == manifest.packed.size
+    again = make_publisher()
+    assert await again.digest_of(weights, 0) == digest == await again.publish(weights, 0)
+    assert blob.stat().st_size == manifest.packed.size
 
 
 async def test_after_a_restart_the_same_weights_have_the_same_digest(

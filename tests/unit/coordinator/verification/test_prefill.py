@@ -95,10 +95,14 @@ def test_bf16_stays_as_close_to_the_plain_way_as_bf16_allows(
         assert np.abs(result.logprobs_T - plain["logprobs"]).max() < 0.15
 
 
-def test_packed_rows_and_padded_batches_say_the_same(exact: PrefillModel, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shared_min", [-1.0, 1.0], ids=["each-prompt-once", "each-rollout-whole"])
+def test_packed_rows_and_padded_batches_say_the_same(
+    exact: PrefillModel, monkeypatch: pytest.MonkeyPatch, shared_min: float
+) -> None:
     items = make_items()
     packed = exact.prefill(items)
     monkeypatch.setattr(exact, "_packs", False)
+    monkeypatch.setattr("coordinator.verification.prefill._SHARED_MIN", shared_min)
     for one, other in zip(packed, exact.prefill(items), strict=True):
         np.testing.assert_allclose(one.logprobs_T, other.logprobs_T, atol=1e-4)
         np.testing.assert_allclose(one.entropies_T, other.entropies_T, atol=1e-4)
