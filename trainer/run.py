@@ -49,9 +49,41 @@ async def run_trainer(path: Path, environment: Mapping[str, str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     rotations = await _rotations(run.trainer.origin)
+    client = TrainerClient(
+        run.trainer.coordinator, token, key_rotations=rotations, stop=stop, ca=run.trainer.coordinator_ca
+    )
     logs = open_logs(run.trainer.tensorboard, run.trainer.wandb_project, run.model_path.name)
 
     def on_step(batch: int, result: StepResult) -> None:
         _log_step(batch, result)
         logs.write(batch, result.metrics)
 
+    try:
+        await Trainer(run, client, identity, stop, team).run(on_step)
+    finally:
+        logs.close()
+        await client.close()
+        team.leave()
+
+
+async def _rotations(origin: str) -> list[SignedEnvelope]:
+    """The statements that rotated the trainer's key, as the origin keeps them. Without an origin there are none yet."""
+    try:
+        return await key_rotations(origin)
+    except OurFault as error:
+        log.warning("%s: taking it that the trainer's key was never rotated", error, extra={"action": "rotations"})
+        return []
+
+
+def _log_step(batch: int, result: StepResult) -> None:
+    numbers = result.metrics
+    log.info(
+        "step %d: reward %.3f, grad norm %.3f, KL %.4f, %d trained, %.1f s",
+        batch,
+        numbers["reward_mean"],
+        numbers.get("grad_norm", 0.0),
+        numbers.get("approx_kl_fresh", 0.0),
+        len(result.trained),
+        numbers["step_seconds"],
+        extra={"action": "step"},
+    )
