@@ -54,4 +54,3 @@ async def run_trainer(path: Path, environment: Mapping[str, str]) -> None:
     def on_step(batch: int, result: StepResult) -> None:
         _log_step(batch, result)
         logs.write(batch, result.metrics)
-

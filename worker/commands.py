@@ -18,7 +18,9 @@ _LEAVE_MARGIN_S = 60.0
 
 def add_to(app: typer.Typer, configure: Configure) -> None:
     """Add the commands. `configure`: flags to a WorkerConfig."""
-    identities = typer.Typer(help="Show, export or import this worker's identity.", invoke_without_command=True)
+    identities = typer.Typer(
+        help="Show, export or import this worker's identity.", invoke_without_command=True, rich_markup_mode=None
+    )
     _add_doctor(app, configure)
     _add_config(app, configure)
     _add_leave(app, configure)

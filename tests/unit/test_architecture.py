@@ -144,6 +144,7 @@ for role in ("coordinator", "worker", "trainer", "shardcast"):
 """
     loaded = loaded_by(code)
     assert loaded & HEAVY == set()
+    assert "rich" not in loaded  # it alone would take as long as all the rest
 
 
 def test_generated_stubs_are_current(tmp_path: Path) -> None:

@@ -15,7 +15,12 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "lost.md").write_text("# Lost\n")
     page = tmp_path / "README.md"
-    page.write_text("# One `code` head\n[a](none.md) [b](#one-code-head) [c](#two) [d](https://x.example) `[e](no.md)`\n")
-    assert [problem.partition(": ")[2] for problem in broken(page)][:2] == ["none.md is not there", "#two: no such heading"]
+    page.write_text(
+        "# One `code` head\n[a](none.md) [b](#one-code-head) [c](#two) [d](https://x.example) `[e](no.md)`\n"
+    )
+    assert [problem.partition(": ")[2] for problem in broken(page)][:2] == [
+        "none.md is not there",
+        "#two: no such heading",
+    ]
     assert len(unreachable(tmp_path)) == 1
     assert anchors("# A, b & c\n```\n# no heading\n```\n") == {"a-b--c"}
