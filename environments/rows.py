@@ -87,7 +87,7 @@ def _parquet(file: Path) -> list[Row]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
-        raise UserError(f"{file}: Parquet needs pyarrow: pip install 'rollswarm[datasets]'") from error
+        raise UserError(f"{file}: Parquet needs pyarrow: pip install 'rollswarm[coordinator]'") from error
     try:
         table = parquet.read_table(file)
     except (ArrowException, OSError) as error:
