@@ -82,6 +82,7 @@ class Pair:
             cpu, wall = _timed(work)
             self.seconds[name].append(cpu)
             self.wall[name].append(wall)
+        self._clean()
 
     def _encode(self) -> None:
         before, after = self._folders
@@ -98,7 +99,9 @@ class Pair:
             applied = Applier(partial, view, threads=self._threads).run()
         self.digest_equal &= applied.wrong == 0 and not partial.missing
         partial.seal(durable=False)
-        shutil.rmtree(folder)
+
+    def _clean(self) -> None:
+        shutil.rmtree(self._scratch / "applied")
         (self._scratch / "applied.journal").unlink()
 
     def _xor(self) -> None:

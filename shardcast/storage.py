@@ -171,11 +171,18 @@ class VersionStore:
             return next((each for each in named if each.manifest.packed and each.manifest.packed.digest == total), None)
 
     def keep_packed(self, version: int, blob: Path) -> None:
-        """Keep the packed form of a version, whose bytes were verified, if that is complete; it may be by then. Blocking."""
+        """Keep the packed form of a complete version, whose bytes were verified. Blocking.
+
+        Where links are to be had, `blob` stays: there is no moment at which who is sent it finds it nowhere.
+        """
         stored = self.get(version)
         if stored is None or stored.manifest.packed is None:
             return
-        self.packed.adopt(blob, stored.manifest.packed, stored.path.name)
+        linked = blob.with_name(f"{blob.name}.whole")
+        with contextlib.suppress(OSError):
+            linked.unlink(missing_ok=True)
+            linked.hardlink_to(blob)
+        self.packed.adopt(linked if linked.exists() else blob, stored.manifest.packed, stored.path.name)
         with self._index_lock:
             if version in self._versions:
                 self.packed.add(version, stored.manifest.packed, stored.path.name)

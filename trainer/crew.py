@@ -23,7 +23,7 @@ from trainer.checkpoint import Checkpoint, random_state, restore_random_state
 from trainer.companions import make_companions
 from trainer.config import TrainerConfig, TrainerRun
 from trainer.lora import Merged, adapt
-from trainer.losses import Need, make_objective
+from trainer.losses import Need, Objective, make_objective
 from trainer.optim import Counters, Optimizer, OptimizerSettings, hidden_matrices
 from trainer.publish import snapshot
 from trainer.sharding import load_whole, shard, whole
@@ -38,7 +38,7 @@ class Crew:
         config = run.trainer
         self._team = team or Team()
         torch.manual_seed(config.seed)
-        objective = make_objective(config.loss, config.loss_params, config.modifiers, config.regularizers)
+        objective = objective_of(config)
         if self._team.size > 1:
             _check_team(config, objective.needs())
         self.model = load_policy(run.model_path, config)
@@ -111,6 +111,11 @@ class Crew:
         self.optimizer.load_state_dict(checkpoint.optimizer)
         self._stepper.load_state_dict(checkpoint.companions)
         restore_random_state(checkpoint.random_state)
+
+
+def objective_of(config: TrainerConfig) -> Objective:
+    """The run file's objective. Raises UserError that names the choices."""
+    return make_objective(config.loss, config.loss_params, config.modifiers, config.regularizers)
 
 
 def _check_team(config: TrainerConfig, needs: frozenset[Need]) -> None:

@@ -77,10 +77,9 @@ class Trainer:
         state = await self._client.state()
         self._team.tell(("temperature", state.temperature))
         crew = await asyncio.to_thread(Crew, self._run, state.temperature, self._team)
-        try:
-            await self._train(state, crew, on_step)
-        finally:
-            crew.dismiss()
+        await self._train(state, crew, on_step)
+        # After a failure the others may be in the middle of a collective: torchrun ends them then.
+        crew.dismiss()
 
     async def _train(self, state: RunState, crew: Crew, on_step: Callable[[int, StepResult], None]) -> None:
         publisher = self._publisher(state)

@@ -17,7 +17,7 @@ from protocol.errors import OurFault, UserError
 from protocol.signing import SignedEnvelope
 from shardcast.publish import key_rotations
 from trainer.config import load_trainer_run
-from trainer.crew import Crew
+from trainer.crew import Crew, objective_of
 from trainer.loop import Trainer
 from trainer.step import StepResult
 from trainer.steplog import open_logs
@@ -39,6 +39,7 @@ async def run_trainer(path: Path, environment: Mapping[str, str]) -> None:
     token = trainer_token.load(run.trainer.token)
     if run.trainer.threads is not None:
         torch.set_num_threads(run.trainer.threads)
+    objective_of(run.trainer)  # a mistake there is said before anything is waited for
     team = Team.join(environment)
     if not team.leads:
         _, temperature = team.tell(None)
@@ -49,8 +50,41 @@ async def run_trainer(path: Path, environment: Mapping[str, str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     rotations = await _rotations(run.trainer.origin)
+    client = TrainerClient(
+        run.trainer.coordinator, token, key_rotations=rotations, stop=stop, ca=run.trainer.coordinator_ca
+    )
     logs = open_logs(run.trainer.tensorboard, run.trainer.wandb_project, run.model_path.name)
 
     def on_step(batch: int, result: StepResult) -> None:
         _log_step(batch, result)
         logs.write(batch, result.metrics)
+
+    try:
+        await Trainer(run, client, identity, stop, team).run(on_step)
+    finally:
+        logs.close()
+        await client.close()
+        team.leave()
+
+
+async def _rotations(origin: str) -> list[SignedEnvelope]:
+    """The statements that rotated the trainer's key, as the origin keeps them. Without an origin there are none yet."""
+    try:
+        return await key_rotations(origin)
+    except OurFault as error:
+        log.warning("%s: taking it that the trainer's key was never rotated", error, extra={"action": "rotations"})
+        return []
+
+
+def _log_step(batch: int, result: StepResult) -> None:
+    numbers = result.metrics
+    log.info(
+        "step %d: reward %.3f, grad norm %.3f, KL %.4f, %d trained, %.1f s",
+        batch,
+        numbers["reward_mean"],
+        numbers.get("grad_norm", 0.0),
+        numbers.get("approx_kl_fresh", 0.0),
+        len(result.trained),
+        numbers["step_seconds"],
+        extra={"action": "step"},
+    )

@@ -140,8 +140,12 @@ class Objective:
 
     def needs(self) -> frozenset[Need]:
         """What the step must supply."""
-        needs = [part.needs() for part in (self.loss, *self.modifiers)]
-        return frozenset().union(*needs, *(part.needs() for part in self.regularizers))
+        needs = self.loss.needs()
+        for modifier in self.modifiers:
+            needs |= modifier.needs()
+        for regularizer in self.regularizers:
+            needs |= regularizer.needs()
+        return needs
 
     def alternatives(self) -> int:
         """How many other tokens at each place the step must supply."""

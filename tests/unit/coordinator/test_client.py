@@ -343,6 +343,19 @@ async def test_the_trainer_pulls_reports_and_acknowledges(servers: Servers, trai
         await client.pull(batch=0, trainer_version=0, held=[], max_groups=2, wait_s=0.0)
 
 
+async def test_the_trainer_withdraws_versions(servers: Servers, trainer_port: int) -> None:
+    client = servers.trainer(trainer_port)
+    newest = (await client.state()).head_version or 0
+    await client.announce(make_version(newest + 1))
+    done = await client.withdraw(newest)
+    assert (done.next_version, done.withdrawn, done.purged) == (newest + 2, 1, 0)
+    assert (await client.state()).head_version == newest
+    with pytest.raises(UserError, match="withdrawn"):
+        await client.announce(make_version(newest + 1))
+    with pytest.raises(UserError, match="choose another"):
+        await client.withdraw(newest + 1)
+
+
 async def test_a_version_that_leaves_a_gap_is_refused(servers: Servers, trainer_port: int) -> None:
     with pytest.raises(UserError, match="the next policy version is 1"):
         await servers.trainer(trainer_port).announce(make_version(5))

@@ -13,7 +13,11 @@ from environments.sandbox import Scorer
 from protocol.errors import UserError
 from protocol.rollout import Task
 
-ROW = {"prompt": "Double a number.", "function": "double", "tests": [{"args": [2], "result": 4}, {"args": [-1], "result": -2}]}
+ROW = {
+    "prompt": "Double a number.",
+    "function": "double",
+    "tests": [{"args": [2], "result": 4}, {"args": [-1], "result": -2}],
+}
 PRINTS = {"prompt": "Print twice the number read.", "tests": [{"input": "2\n", "output": "4"}]}
 
 
