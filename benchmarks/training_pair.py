@@ -19,7 +19,7 @@ from environments.arithmetic import Arithmetic
 from protocol.errors import UserError
 from protocol.rollout import Rollout, RolloutGroup, Segment, StopReason, VerifiedRollout, VersionSpan
 from trainer.config import TrainerConfig
-from trainer.loop import load_model
+from trainer.crew import load_model
 from trainer.losses import make_loss
 from trainer.optim import Optimizer, OptimizerSettings
 from trainer.publish import snapshot, write_version

@@ -51,10 +51,12 @@ def admit(
     head: int,
     now: float,
     limits: Limits,
+    withdrawn: frozenset[int] = frozenset(),
 ) -> Accepted | Refused:
     """Decide on one submission.
 
     `versions`: manifest digest of each version that is published and not withdrawn; `head`: the newest of them;
+    `withdrawn`: versions that were taken back, which is nobody's fault but ours;
     `sampling`: what the lease asked for (None only if there is no such lease).
     """
     if rollout.run_id != limits.run_id:
@@ -74,6 +76,8 @@ def admit(
         return Refused(
             RejectionReason.COMMITMENT, f"does not begin with the {lease.commitment.length} tokens committed before"
         )
+    if withdrawn.intersection(span.version for span in rollout.spans):
+        return Refused(RejectionReason.STALE, "made with a version that was withdrawn since")
     return _admit_versions(rollout, lease, versions, head, limits.max_staleness)
 
 

@@ -8,134 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
 
-import aiohttp
-import grpc
 from google.protobuf.message import DecodeError
 
-from protocol.errors import BadSignature, OurFault, UserError, WorkerFault
+from coordinator.channel import Backoff, Channel, parse_endpoint
+from coordinator.discovery import fetch_terms
+from protocol.errors import BadSignature, OurFault, UserError
+from protocol.joining import WORK, solve
 from protocol.lease import Commitment
-from protocol.rollout import RejectionReason, RolloutGroup, SamplingParams
+from protocol.rollout import RolloutGroup, SamplingParams
 from protocol.signing import CHALLENGE, RECEIPT, Identity, SignedEnvelope, open_envelope
-from protocol.terms import PROTOCOL_MAX, PROTOCOL_MIN, WELL_KNOWN_PATH, RunTerms, parse_terms
+from protocol.terms import PROTOCOL_MAX, PROTOCOL_MIN, RunTerms
+from protocol.trust import Trust, is_loopback
 from protocol.wire import envelope_from_wire, envelope_to_wire, group_from_wire, rollout_id, sampling_from_wire
 from protos.rollswarm.v1 import trainer_pb2, trainer_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
-MAX_MESSAGE_BYTES = 256 << 20
-_BACKOFF_START_S = 0.25
-_BACKOFF_MAX_S = 15.0
+__all__ = ["Backoff", "LeasedSample", "RunState", "TrainerClient", "Trust", "WorkerClient", "fetch_terms"]
+
 _CALL_TIMEOUT_S = 30.0
-_AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.INTERNAL})
-_CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.max_reconnect_backoff_ms", 5_000),
-)
-
-
-class Backoff:
-    """Exponential back-off with full jitter."""
-
-    def __init__(self, start: float = _BACKOFF_START_S, most: float = _BACKOFF_MAX_S) -> None:
-        self._start, self._most = start, most
-        self._attempt = 0
-
-    def reset(self) -> None:
-        self._attempt = 0
-
-    async def pause(self) -> float:
-        """Wait before the next attempt; how long."""
-        ceiling = min(self._most, self._start * 2**self._attempt)
-        self._attempt += 1
-        seconds = random.uniform(ceiling / 2, ceiling)
-        await asyncio.sleep(seconds)
-        return seconds
-
-
-async def fetch_terms(
-    url: str, *, patience_s: float | None = None, on_retry: Callable[[str], None] = log.warning
-) -> RunTerms:
-    """The run's terms from a coordinator's URL; tried again while the coordinator is down.
-
-    `patience_s`: give up after so long (None: never). Raises UserError for a URL that is none, or serves no terms.
-    """
-    if not url.startswith(("http://", "https://")):
-        raise UserError(f"--coordinator must be an http:// or https:// URL, got {url!r}")
-    target = url.rstrip("/") + WELL_KNOWN_PATH
-    backoff, begun = Backoff(), time.monotonic()
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=15)) as session:
-        while True:
-            try:
-                async with session.get(target, allow_redirects=False) as response:
-                    if response.status == 200:
-                        return parse_terms(await response.content.read(1 << 21), url)
-                    problem = f"{target} answered {response.status}"
-                    if response.status in (301, 302, 307, 308, 400, 401, 403, 404, 405):
-                        raise UserError(f"{problem}: is {url} a coordinator's URL?")
-            except aiohttp.InvalidURL:
-                raise UserError(f"--coordinator is no URL: {url!r}") from None
-            except (aiohttp.ClientError, TimeoutError) as error:
-                problem = f"cannot reach {url} ({error or type(error).__name__})"
-            if patience_s is not None and time.monotonic() - begun >= patience_s:
-                raise UserError(f"{problem}: check the URL, and that the coordinator runs")
-            seconds = await backoff.pause()
-            on_retry(f"{problem}; trying again (waited {seconds:.1f} s)")
-
-
-class _Channel:
-    """One channel to one of the endpoints, with retries for as long as the coordinator is away, or until told to `stop`."""
-
-    def __init__(
-        self, endpoints: Sequence[str], on_outage: Callable[[str], None], stop: asyncio.Event | None = None
-    ) -> None:
-        if not endpoints:
-            raise UserError("the run's terms name no gRPC endpoint")
-        addresses = endpoints[0] if len(endpoints) == 1 else "ipv4:" + ",".join(endpoints)
-        self.channel = grpc.aio.insecure_channel(addresses, options=_CHANNEL_OPTIONS)
-        self._on_outage = on_outage
-        self._stop = stop
-
-    async def call(self, invoke: Callable[[], Awaitable[T]], *, patience_s: float | None) -> T:
-        """Invoke until it answers. Raises WorkerFault or UserError if refused, OurFault when patience ends."""
-        backoff, begun, told = Backoff(), time.monotonic(), False
-        while True:
-            try:
-                return await invoke()
-            except grpc.aio.AioRpcError as error:
-                if error.code() not in _AWAY:
-                    raise _refusal(error) from None
-                if patience_s is not None and time.monotonic() - begun >= patience_s:
-                    raise OurFault(f"the coordinator is away: {error.details()}") from None
-                if self._stop is not None and self._stop.is_set():
-                    raise OurFault("stopped while the coordinator is away: start again to go on from here") from None
-                if not told:
-                    self._on_outage(f"the coordinator is away ({error.code().name.lower()}); retrying with back-off")
-                    told = True
-            await backoff.pause()
-
-
-def _refusal(error: grpc.aio.AioRpcError) -> Exception:
-    """The error that a refused call stands for."""
-    reason = next((value for key, value in error.trailing_metadata() or () if key == "rollswarm-reason"), None)
-    detail = error.details() or error.code().name
-    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-        return BadSignature(detail)
-    if reason is not None:
-        return WorkerFault(str(reason), detail)
-    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:  # gRPC itself refused the message, and always will
-        return WorkerFault(RejectionReason.FORM, detail)
-    return UserError(f"the coordinator refused: {detail}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,18 +74,35 @@ class WorkerClient:
         hardware: str,
         software: str,
         on_outage: Callable[[str], None] = log.warning,
+        trust: Trust | None = None,
+        invite: str = "",
     ) -> None:
         self._terms = terms
+        self._invite = invite
+        self._work: int | None = None
         self._identity = identity
         self._about = {"name": name, "hardware": hardware, "software": software}
-        self._link = _Channel(terms.grpc_endpoints, on_outage)
+        self._link = Channel(terms.grpc_endpoints, on_outage, trust=trust)
         self._stub = worker_pb2_grpc.WorkerServiceStub(self._link.channel)
         self._token = ""
         self._token_expires = 0.0
         self._registering = asyncio.Lock()
 
     async def register(self, patience_s: float | None = None) -> None:
-        """Prove the identity and get a token. Raises WorkerFault if the key is banned."""
+        """Prove the identity and get a token; a new key does the work that the run asks for, if it does.
+
+        Raises UserError if the run does not let this key in.
+        """
+        try:
+            await self._register(patience_s)
+        except UserError:
+            if self._terms.join != WORK or self._work is not None:
+                raise
+            bits = self._terms.work_bits
+            self._work = await asyncio.to_thread(solve, self._terms.run_id, self._identity.key_id, bits)
+            await self._register(patience_s)
+
+    async def _register(self, patience_s: float | None) -> None:
         challenge = await self._link.call(
             lambda: self._stub.GetChallenge(
                 worker_pb2.GetChallengeRequest(
@@ -198,11 +113,11 @@ class WorkerClient:
             patience_s=patience_s,
         )
         envelope = envelope_to_wire(self._identity.sign(CHALLENGE, challenge.challenge))
+        request = worker_pb2.RegisterRequest(
+            challenge=envelope, invite=self._invite, work_nonce=self._work or 0, **self._about
+        )
         answer = await self._link.call(
-            lambda: self._stub.Register(
-                worker_pb2.RegisterRequest(challenge=envelope, **self._about), timeout=_CALL_TIMEOUT_S
-            ),
-            patience_s=patience_s,
+            lambda: self._stub.Register(request, timeout=_CALL_TIMEOUT_S), patience_s=patience_s
         )
         if answer.run_id != self._terms.run_id:
             raise UserError(f"the coordinator now serves run {answer.run_id}, not {self._terms.run_id}: join again")
@@ -311,9 +226,20 @@ class RunState:
     groups_per_batch: int
 
 
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """First version and batch numbers never used; versions withdrawn and rollouts purged by the call."""
+
+    next_version: int
+    next_batch: int
+    withdrawn: int
+    purged: int
+
+
 class TrainerClient:
     """The trainer's connection to the private listener. `key_rotations`: statements that lead to the trainer's key.
 
+    `endpoint`: `host:port` on loopback, `https://host:port` elsewhere, believed by `ca` or the machine's own authorities.
     `stop`: once it is set, a coordinator that is away is no longer waited for (OurFault).
     """
 
@@ -324,9 +250,17 @@ class TrainerClient:
         on_outage: Callable[[str], None] = log.warning,
         key_rotations: Sequence[SignedEnvelope] = (),
         stop: asyncio.Event | None = None,
+        ca: Path | None = None,
     ) -> None:
+        at = parse_endpoint(endpoint)
+        if not at.encrypted and not endpoint.startswith("http://") and not is_loopback(at.host):
+            raise UserError(
+                f"the trainer's token would travel readable to {endpoint}: use https://{at.address} (with coordinator_ca if "
+                "the run has an authority of its own), or http:// to say that you mean plaintext"
+            )
         self._key_rotations = key_rotations
-        self._link = _Channel((endpoint,), on_outage, stop)
+        trust = Trust(f"https://{at.address}", ca) if at.encrypted else None
+        self._link = Channel((endpoint,), on_outage, stop, trust)
         self._stub = trainer_pb2_grpc.TrainerServiceStub(self._link.channel)
         self._metadata = (("authorization", f"Bearer {token}"),)
 
@@ -367,6 +301,12 @@ class TrainerClient:
         """A checkpoint holds all batches up to this one."""
         request = trainer_pb2.AcknowledgeBatchesRequest(through_batch=through_batch)
         return int((await self._call(self._stub.AcknowledgeBatches, request)).acknowledged)
+
+    async def withdraw(self, kept_version: int) -> Withdrawn:
+        """Take back every version after `kept_version`. Raises UserError if that one can't be gone back to."""
+        request = trainer_pb2.WithdrawVersionsRequest(kept_version=kept_version)
+        answer = await self._call(self._stub.WithdrawVersions, request)
+        return Withdrawn(answer.next_version, answer.next_batch, answer.withdrawn, answer.purged)
 
     async def report(
         self,

@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from coordinator.joining import JoinRule
 from coordinator.leasing import Scheduling
+from coordinator.limits import DoorLimits, Rate
 from protocol.errors import UserError, explain_validation
+from protocol.joining import WORK, WORK_BITS_MAX
 from protocol.runfile import read_run_file
 from protocol.signing import public_key
 
@@ -77,6 +80,7 @@ class SchedulingSection(_Section):
     newcomer_share: float = Field(0.5, gt=0, le=1)
     probation_rollouts: int = Field(32, ge=0)
     worker_share: float = Field(1.0, gt=0, le=1)
+    newcomer_address_share: float = Field(0.5, gt=0, le=1)
 
     @model_validator(mode="after")
     def _group_fits(self) -> SchedulingSection:
@@ -122,7 +126,11 @@ class VerificationSection(_Section):
 
 
 class ServerSection(_Section):
-    """Listeners. The trainer's stays on loopback unless said otherwise. `advertise_host` is what workers are told."""
+    """Listeners. The trainer's stays on loopback unless said otherwise. `advertise_host` is what workers are told.
+
+    `certificate`, `certificate_key`: PEM files, for all listeners but a trainer's on loopback. `ca`: the authority that
+    workers pin, if it is not a public one. `insecure`: plaintext elsewhere than on loopback, asked for by name.
+    """
 
     host: str = "127.0.0.1"
     grpc_port: int = Field(7447, ge=0, le=65535)
@@ -130,8 +138,65 @@ class ServerSection(_Section):
     trainer_host: str = "127.0.0.1"
     trainer_port: int = Field(7449, ge=0, le=65535)
     advertise_host: str = "127.0.0.1"
+    certificate: Path | None = None
+    certificate_key: Path | None = None
+    ca: Path | None = None
+    insecure: bool = False
+    reflection: bool = False
     max_payload_bytes: int = Field(4 << 20, ge=1024)
     max_prompt_tokens: int = Field(4096, ge=1)
+
+    @model_validator(mode="after")
+    def _whole(self) -> ServerSection:
+        if (self.certificate is None) != (self.certificate_key is None):
+            raise ValueError("certificate and certificate_key go together: one of them is missing")
+        if self.ca is not None and self.certificate is None:
+            raise ValueError("ca is given without a certificate that it could vouch for")
+        if self.insecure and self.certificate is not None:
+            raise ValueError("insecure = true contradicts the certificate: keep one of them")
+        return self
+
+
+class LimitsSection(_Section):
+    """What one key, one address and all together may ask for; per process. Rates per second, `…_burst` at once."""
+
+    key_rate: float = Field(20.0, gt=0)
+    key_burst: float = Field(100.0, ge=1)
+    key_calls: int = Field(64, ge=1)
+    address_rate: float = Field(400.0, gt=0)
+    address_burst: float = Field(2000.0, ge=1)
+    address_calls: int = Field(2048, ge=1)
+    registration_rate: float = Field(0.5, gt=0)
+    registration_burst: float = Field(60.0, ge=1)
+    calls: int = Field(8192, ge=1)
+    connections: int = Field(16_384, ge=1)
+
+    def door(self) -> DoorLimits:
+        return DoorLimits(
+            key=Rate(self.key_rate, self.key_burst),
+            key_calls=self.key_calls,
+            address=Rate(self.address_rate, self.address_burst),
+            address_calls=self.address_calls,
+            registrations=Rate(self.registration_rate, self.registration_burst),
+            calls=self.calls,
+        )
+
+
+class JoinSection(_Section):
+    """Who may join: anyone (`open`), who has an invitation (`invite`), or who has done `work_bits` of work (`work`)."""
+
+    door: Literal["open", "invite", "work"] = "open"
+    work_bits: int = Field(20, ge=1, le=WORK_BITS_MAX)
+
+    def rule(self) -> JoinRule:
+        return JoinRule(self.door, self.work_bits if self.door == WORK else 0)
+
+
+class StorageSection(_Section):
+    """How long payloads are kept, in days: after their training is safe in a checkpoint; after receipt, if not accepted."""
+
+    trained_days: float = Field(7.0, ge=0)
+    rejected_days: float = Field(30.0, ge=0)
 
 
 class ShardcastSection(_Section):
@@ -151,6 +216,9 @@ class RunFile(_Section):
     environments: tuple[EnvironmentSection, ...] = Field(min_length=1)
     verification: VerificationSection = VerificationSection()
     server: ServerSection = ServerSection()
+    join: JoinSection = JoinSection()
+    limits: LimitsSection = LimitsSection()
+    storage: StorageSection = StorageSection()
     shardcast: ShardcastSection = ShardcastSection()
     trainer: dict[str, Any] = {}
 
@@ -180,6 +248,7 @@ def _resolve(run_file: RunFile, folder: Path) -> RunFile:
     """Make relative paths relative to the run file's folder."""
     database = run_file.run.database
     thresholds_file = run_file.verification.thresholds_file
+    server = run_file.server
     prefix = "sqlite+aiosqlite:///"
     if database.startswith(prefix) and not database.startswith(prefix + "/"):
         database = prefix + str(folder / database.removeprefix(prefix))
@@ -189,6 +258,13 @@ def _resolve(run_file: RunFile, folder: Path) -> RunFile:
             "model": run_file.model.model_copy(update={"path": folder / run_file.model.path}),
             "verification": run_file.verification.model_copy(
                 update={"thresholds_file": thresholds_file and folder / thresholds_file}
+            ),
+            "server": server.model_copy(
+                update={
+                    name: path and folder / path
+                    for name in ("certificate", "certificate_key", "ca")
+                    for path in [getattr(server, name)]
+                }
             ),
         }
     )

@@ -90,12 +90,20 @@ def share_of(share: float, *, others_active: bool, group_size: int, capacity: in
     return Share(max(1, int(share * group_size)), max(1, int(share * capacity)))
 
 
-def within_share(granted: Grant, live: int, most: int | None) -> Grant:
-    """A grant to a worker that has `live` leases already and may have `most`."""
+def within_share(granted: Grant, live: int, most: int | None, reason: str = "share") -> Grant:
+    """A grant to somebody that has `live` leases already and may have `most`; `reason` says why none, if none."""
     if most is None or granted.count == 0:
         return granted
     count = min(granted.count, most - live)
-    return Grant(count) if count > 0 else Grant(0, "share")
+    return Grant(count) if count > 0 else Grant(0, reason)
+
+
+def newcomers_of_address(share: float, address_share: float, capacity: int, *, others_wait: bool) -> int | None:
+    """The most leases that newcomers from one address have together while newcomers elsewhere want some too.
+
+    Keys cost nothing, addresses do: without this, one machine with many keys would take all that newcomers get.
+    """
+    return max(1, int(address_share * share * capacity)) if others_wait else None
 
 
 class InGroup(Protocol):

@@ -18,6 +18,7 @@ from coordinator.store import database, events, groups, leases, rollouts, versio
 from coordinator.store import tables as t
 from coordinator.store.database import Database
 from coordinator.store.groups import unpack_tokens
+from coordinator.withdrawal import Withdrawal, withdraw
 from protocol.errors import UserError
 from protocol.lease import LeaseState, finish
 from protocol.manifest import manifest_digest
@@ -38,6 +39,10 @@ class Feeding:
         self._db = db
         self._run_id = run_id
         self._keys = KeyRing.of([trainer_key])
+        self._scheduling = scheduling
+
+    def use(self, scheduling: Scheduling) -> None:
+        """Go by these numbers from the next call on."""
         self._scheduling = scheduling
 
     async def state(self) -> tuple[PolicyVersion | None, int]:
@@ -222,6 +227,10 @@ class Feeding:
                 update(t.rollouts).where(t.rollouts.c.rollout_id.in_(served)).values(state="trained")
             )
             return len(numbers)
+
+    async def withdraw(self, after: int) -> Withdrawal:
+        """Take back every version after `after`; see `coordinator.withdrawal`."""
+        return await withdraw(self._db, after=after)
 
     async def report(
         self,

@@ -43,6 +43,10 @@ class Intake:
         self._max_strikes = max_strikes
         self._max_payload_bytes = max_payload_bytes
 
+    def use(self, limits: Limits) -> None:
+        """Go by these bounds from the next call on."""
+        self._limits = limits
+
     async def submit(self, worker_id: str, envelope: SignedEnvelope) -> SignedEnvelope:
         """Receive one submission and return the signed receipt; the same bytes get the same receipt again.
 
@@ -102,6 +106,7 @@ class Intake:
             if group is None
             else SamplingParams(self._temperature, group.max_tokens, self._eos_token_ids),
             versions=await versions.digests(connection),
+            withdrawn=await versions.withdrawn(connection),
             head=0 if head is None else head.version,
             now=at,
             limits=self._limits,

@@ -1,10 +1,12 @@
-"""What every call passes through, in this order: errors become statuses, then the caller is known.
+"""What every call passes through, in this order: errors become statuses, the address's limits, a token names the caller,
+the caller's limits, and only then is the message parsed. Whoever asks too much costs no parsing.
 
 An error of ours never shows a traceback to a client: it is logged with the method and answered as INTERNAL.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 from collections.abc import Awaitable, Callable
@@ -14,7 +16,8 @@ from typing import Any
 import grpc
 
 from coordinator import tokens
-from protocol.errors import BadSignature, RollswarmError, UserError, WorkerFault
+from coordinator.limits import Door, address_group
+from protocol.errors import BadSignature, Busy, OurFault, RollswarmError, UserError, WorkerFault
 from protocol.rollout import RejectionReason
 
 log = logging.getLogger(__name__)
@@ -23,6 +26,9 @@ log = logging.getLogger(__name__)
 caller: ContextVar[str] = ContextVar("caller")
 
 REASON_METADATA = "rollswarm-reason"
+RETRY_METADATA = "rollswarm-retry-after-ms"
+_OURS = "/rollswarm.v1."
+_LONGEST_CALL_S = 90.0  # a long poll takes 30; whatever the client's own deadline, nothing is held longer
 _OPEN_METHODS = frozenset({"GetChallenge", "Register"})
 
 Handler = Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]
@@ -71,11 +77,70 @@ class ErrorInterceptor(_UnaryInterceptor):
             await context.abort(code, fault.detail, ((REASON_METADATA, fault.reason),))
         except UserError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except Busy as busy:
+            after = ((RETRY_METADATA, str(int(busy.retry_after_s * 1000) + 1)),)
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(busy), after)
         except (grpc.aio.AbortError, RollswarmError, Exception) as error:
             if isinstance(error, grpc.aio.AbortError):
                 raise
             log.exception("a call failed by our own fault", extra={"action": "internal_error", "method": method})
             await context.abort(grpc.StatusCode.INTERNAL, "the coordinator failed; it is not your fault, try again")
+
+
+class AddressInterceptor(_UnaryInterceptor):
+    """The limits of the address that calls, and the longest time that any call is held."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    async def call(self, method: str, behaviour: Handler, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        registers = method.rpartition("/")[2] in _OPEN_METHODS
+        with self._door.address(address_group(peer_address(context.peer())), registers=registers):
+            try:
+                async with asyncio.timeout(_LONGEST_CALL_S) as allowed:
+                    return await behaviour(request, context)
+            except TimeoutError:
+                if not allowed.expired():
+                    raise
+                raise OurFault(f"{method} took longer than {_LONGEST_CALL_S:.0f} s") from None
+
+
+class KeyInterceptor(_UnaryInterceptor):
+    """The limits of the key that calls, once its token has been checked."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    async def call(self, method: str, behaviour: Handler, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        key_id = caller.get("")
+        if not key_id:
+            return await behaviour(request, context)
+        with self._door.key(key_id):
+            return await behaviour(request, context)
+
+
+class ParseInterceptor(_UnaryInterceptor):
+    """The innermost: those around it see bytes. What is no message of the method is the caller's mistake."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.unary_unary is None or not handler_call_details.method.startswith(_OURS):
+            return handler
+
+        async def parsed(raw: bytes, context: grpc.aio.ServicerContext) -> Any:
+            try:
+                request = handler.request_deserializer(raw)
+            except Exception:
+                raise WorkerFault(RejectionReason.FORM, "this is no message of the method that was called") from None
+            return await handler.unary_unary(request, context)
+
+        return grpc.unary_unary_rpc_method_handler(
+            parsed, request_deserializer=None, response_serializer=handler.response_serializer
+        )
 
 
 class WorkerAuthInterceptor(_UnaryInterceptor):
@@ -86,7 +151,7 @@ class WorkerAuthInterceptor(_UnaryInterceptor):
         self._clock = clock
 
     async def call(self, method: str, behaviour: Handler, request: Any, context: grpc.aio.ServicerContext) -> Any:
-        if not method.startswith("/rollswarm.v1.") or method.rpartition("/")[2] in _OPEN_METHODS:
+        if not method.startswith(_OURS) or method.rpartition("/")[2] in _OPEN_METHODS:
             return await behaviour(request, context)
         reset = caller.set(tokens.check_token(self._secret, bearer(context), await self._clock()))
         try:
@@ -102,9 +167,15 @@ class TrainerAuthInterceptor(_UnaryInterceptor):
         self._token = token.encode()
 
     async def call(self, method: str, behaviour: Handler, request: Any, context: grpc.aio.ServicerContext) -> Any:
-        if method.startswith("/rollswarm.v1.") and not hmac.compare_digest(bearer(context).encode(), self._token):
+        if method.startswith(_OURS) and not hmac.compare_digest(bearer(context).encode(), self._token):
             raise BadSignature("the trainer token is wrong: pass the run's trainer.token")
         return await behaviour(request, context)
+
+
+def peer_address(peer: str) -> str:
+    """The address part of gRPC's peer string ("ipv4:127.0.0.1:5000" → "127.0.0.1")."""
+    kind, _, rest = peer.partition(":")
+    return rest.rpartition(":")[0] if kind in ("ipv4", "ipv6") else peer[:64]
 
 
 def bearer(context: grpc.aio.ServicerContext) -> str:

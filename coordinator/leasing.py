@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from coordinator import dispatch
+from coordinator import dispatch, pace
+from coordinator.pace import Pace
 from coordinator.store import database, events, groups, leases, rollouts, run, versions, workers
+from coordinator.store import pace as pace_store
 from coordinator.store.database import Database
 from coordinator.store.groups import LeasableSample, NewGroup
 from protocol import lease as lease_rules
@@ -38,6 +40,8 @@ class Scheduling:
     newcomer_share: float
     probation_rollouts: int
     worker_share: float = 1.0
+    newcomer_address_share: float = 0.5
+    draining: bool = False  # no new groups
 
     @property
     def batch_samples(self) -> int:
@@ -93,6 +97,10 @@ class Leasing:
         self._tokenize = tokenize
         self._max_prompt_tokens = max_prompt_tokens
 
+    def use(self, scheduling: Scheduling) -> None:
+        """Go by these numbers from the next call on."""
+        self._scheduling = scheduling
+
     async def acquire(self, worker_id: str, wanted: int) -> Granted:
         """Grant up to `wanted` leases. Raises WorkerFault if the worker is banned or unknown."""
         current = await run.load(self._db)
@@ -117,13 +125,19 @@ class Leasing:
                 batch_samples=self._scheduling.batch_samples,
                 newcomer_share=self._scheduling.newcomer_share,
             )
+            if is_newcomer(standing, self._scheduling.probation_rollouts):
+                granted = await self._within_address(connection, granted, worker_id, at)
+            granted, speed = await self._within_speed(connection, granted, worker_id, at)
             share = await self._share(connection, worker_id, at)
             granted = dispatch.within_share(
                 granted, await leases.count_live_of_worker(connection, worker_id), share.leases
             )
             if granted.count == 0:
                 return Granted((), head.version, granted.reason, at)
+            await self._free_stragglers(connection, worker_id, speed, granted.count, at)
             chosen = await self._choose(connection, worker_id, granted.count, share.group_samples, at)
+            if not chosen:
+                return Granted((), head.version, "draining", at)
             min_version = oldest_admissible(head.version, self._scheduling.max_staleness)
             deadline = at + self._scheduling.lease_term_s
             out = []
@@ -200,6 +214,53 @@ class Leasing:
             newcomers_leased=await leases.count_live_of_newcomers(connection, self._scheduling.probation_rollouts),
         )
 
+    async def _within_address(
+        self, connection: AsyncConnection, granted: dispatch.Grant, worker_id: str, at: float
+    ) -> dispatch.Grant:
+        """A newcomer's grant, bounded by what all newcomers from its address have."""
+        scheduling = self._scheduling
+        address = await workers.address(connection, worker_id)
+        since, probation = at - scheduling.lease_term_s, scheduling.probation_rollouts
+        most = dispatch.newcomers_of_address(
+            scheduling.newcomer_share,
+            scheduling.newcomer_address_share,
+            capacity(scheduling.max_staleness, scheduling.batch_samples),
+            others_wait=await workers.newcomers_elsewhere(connection, address, probation, since),
+        )
+        held = await leases.count_live_of_newcomers(connection, probation, address)
+        return dispatch.within_share(granted, held, most, "newcomers")
+
+    async def _within_speed(
+        self, connection: AsyncConnection, granted: dispatch.Grant, worker_id: str, at: float
+    ) -> tuple[dispatch.Grant, Pace | None]:
+        """A grant of what the worker, as fast as it was of late, finishes while it can still be accepted."""
+        measured = await pace_store.of_worker(connection, worker_id, at)
+        horizon = pace.horizon_s(await pace_store.step_s(connection, at), self._scheduling.max_staleness)
+        if pace.too_slow(measured, horizon):
+            return dispatch.Grant(0, "too slow"), measured
+        live = await leases.count_live_of_worker(connection, worker_id)
+        return dispatch.within_share(granted, live, pace.most_leases(measured, horizon), "speed"), measured
+
+    async def _free_stragglers(
+        self, connection: AsyncConnection, worker_id: str, measured: Pace | None, most: int, at: float
+    ) -> None:
+        """Revoke leases that hold up a group which this much faster worker can end; their samples wait, with the same seed.
+
+        There is one live lease per sample, also here: the straggler is told at its next renewal, and loses nothing but work.
+        """
+        if measured is None:
+            return
+        term = self._scheduling.lease_term_s
+        out = await pace_store.stragglers(connection, worker_id, at, term)
+        for each in pace.take_over(out, measured, term, most):
+            lease = await leases.get(connection, each.lease_id)
+            assert lease is not None
+            await leases.release(connection, lease_rules.finish(lease, LeaseState.REVOKED))
+            detail = f"{each.committed} of at most {each.max_tokens} tokens after {each.age_s:.0f} s"
+            await events.record(
+                connection, at=at, actor="coordinator", action="take_over", subject=lease.sample_id, detail=detail
+            )
+
     async def _share(self, connection: AsyncConnection, worker_id: str, at: float) -> dispatch.Share:
         """What this worker may have of each group, and of all leases."""
         scheduling = self._scheduling
@@ -230,7 +291,7 @@ class Leasing:
             ordered = [by_id[sample_id] for sample_id in dispatch.order_for_worker(list(by_id), held)]
             chosen = dispatch.within_groups(ordered, used, group_samples)[:count]
             enough = len(found) >= count or bool(full)
-            if len(chosen) >= count or (chosen and enough):
+            if len(chosen) >= count or (chosen and enough) or self._scheduling.draining:
                 return chosen
             await self._new_group(connection, at)
 

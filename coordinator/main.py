@@ -1,4 +1,4 @@
-"""`coordinator init | calibrate | serve | verify | ban | pardon | pause | resume`. Commands import what is heavy."""
+"""`coordinator init | certificate | calibrate | serve | verify | …`. Commands import what is heavy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from coordinator import admin_commands, token_commands
 from protocol.cli import run_app, set_up_logging
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+app.add_typer(admin_commands.app, name="admin")
+app.add_typer(token_commands.app, name="token")
+
 ConfigPath = Annotated[Path, typer.Option("--config", "-c", help="The run file (TOML).")]
 
 
@@ -34,11 +38,25 @@ def init(
     relay: Annotated[
         list[str] | None, typer.Option("--relay", help="URL of a relay that workers use. May be repeated.")
     ] = None,
+    advertise_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--advertise-host",
+            help="Name or address by which workers elsewhere reach this machine: makes an authority and a certificate for "
+            "it. May be repeated; without it only this machine is served.",
+        ),
+    ] = None,
 ) -> None:
-    """Make a run folder: a run file, the coordinator's key, the trainer's key."""
+    """Make a run folder: a run file, the coordinator's key, the trainer's key, and certificates if others shall join."""
     from coordinator.init import init_run
 
-    path = init_run(folder, name=name or folder.resolve().name, model=model, relays=tuple(relay or ()))
+    path = init_run(
+        folder,
+        name=name or folder.resolve().name,
+        model=model,
+        relays=tuple(relay or ()),
+        hosts=tuple(advertise_host or ()),
+    )
     typer.echo(f"wrote {path}: look at it, then `coordinator calibrate --config {path}`, once per model")
 
 
@@ -81,6 +99,24 @@ def calibrate(
         f"fitted on {fitted.calibrated_on} comparisons; {rejected} of {fitted.tried_on} others exceed a threshold"
     )
     typer.echo(f"wrote {folder / 'thresholds.toml'}: name it as thresholds_file in [verification]")
+
+
+@app.command()
+def certificate(
+    config: ConfigPath,
+    name: Annotated[
+        list[str] | None,
+        typer.Option("--name", help="Host name or address that workers use. May be repeated; as before if not given."),
+    ] = None,
+) -> None:
+    """Renew the server's certificate (or make the first one), by the run's own authority. `serve` takes it up by itself."""
+    import datetime as dt
+
+    from coordinator.config import load_run_file
+    from coordinator.init import renew_certificate
+
+    for line in renew_certificate(load_run_file(config), config, tuple(name or ()), dt.datetime.now(dt.UTC)):
+        typer.echo(line)
 
 
 @app.command()
@@ -132,6 +168,75 @@ def verify(
 
 
 @app.command()
+def plan(
+    batch: Annotated[int, typer.Option("--batch", help="Rollouts per optimizer step (groups · group size).")],
+    step_s: Annotated[float, typer.Option("--step-s", help="Seconds that the trainer takes for one.")],
+    tokens_per_s: Annotated[float, typer.Option("--tokens-per-s", help="What one worker generates.")],
+    mean_length: Annotated[float, typer.Option("--mean-length", help="Tokens of a completion.")],
+    verify_tokens_per_s: Annotated[float, typer.Option("--verify-tokens-per-s", help="What one verifier prefills.")],
+    dissemination_s: Annotated[
+        float, typer.Option("--dissemination-s", help="Seconds until a new version has reached the workers.")
+    ] = 0.0,
+    in_flight: Annotated[int, typer.Option("--in-flight", help="Samples that a worker generates at once.")] = 32,
+    longest: Annotated[float, typer.Option("--longest", help="Longest completion to keep; the mean if 0.")] = 0.0,
+    audit_fraction: Annotated[float, typer.Option("--audit-fraction", help="Share that is prefilled.")] = 1.0,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="As many as balance if not given.")] = None,
+    verifiers: Annotated[int | None, typer.Option("--verifiers", min=1, help="Likewise.")] = None,
+) -> None:
+    """How many workers and verifiers a run needs, what bounds it, and the least max_staleness that drops nothing."""
+    from coordinator.plan import Load, lines
+    from coordinator.plan import plan as make
+
+    load = Load(
+        batch=batch,
+        step_s=step_s,
+        worker_rate=tokens_per_s,
+        mean_length=mean_length,
+        verifier_rate=verify_tokens_per_s,
+        dissemination_s=dissemination_s,
+        in_flight=in_flight,
+        longest=longest,
+        audit_fraction=audit_fraction,
+    )
+    for line in lines(load, make(load, workers=workers, verifiers=verifiers)):
+        typer.echo(line)
+
+
+@app.command()
+def export(
+    config: ConfigPath,
+    out: Annotated[Path, typer.Option("--out", help="The Parquet file.")],
+    rejected: Annotated[bool, typer.Option("--rejected", help="Rejected ones too, with their reasons.")] = False,
+) -> None:
+    """Write verified rollouts to a Parquet file: prompts, tokens, log-probs, rewards, versions."""
+    import asyncio
+
+    from coordinator.config import load_run_file
+    from coordinator.export import export as write
+
+    outcomes = ("accepted", "rejected") if rejected else ("accepted",)
+    count = asyncio.run(write(load_run_file(config).run.database, out, outcomes=outcomes))
+    typer.echo(f"{count} rollouts in {out}")
+
+
+@app.command()
+def ledger(
+    config: ConfigPath,
+    out: Annotated[Path, typer.Option("--out", help="The file: a JSON object per line and entry.")],
+) -> None:
+    """Write the whole ledger, and a statement per worker that the coordinator's key signs, as JSON lines."""
+    import asyncio
+
+    from coordinator.config import load_run_file
+    from coordinator.export_ledger import export_ledger
+    from protocol import keyfile
+
+    identity = keyfile.load(config.resolve().parent / "coordinator.key")
+    count = asyncio.run(export_ledger(load_run_file(config).run.database, out, identity))
+    typer.echo(f"{count} entries in {out}")
+
+
+@app.command()
 def ban(config: ConfigPath, worker: str, reason: Annotated[str, typer.Option("--reason")] = "by the operator") -> None:
     """Take nothing more from a worker (its key id, or the first digits of it) and purge its untrained rollouts."""
     _set_standing(config, worker, reason, banned=True)
@@ -146,15 +251,44 @@ def pardon(
 
 
 @app.command()
+def invite(
+    config: ConfigPath,
+    uses: Annotated[int, typer.Option("--uses", min=1, help="How many new keys it lets in.")] = 1,
+    days: Annotated[float, typer.Option("--days", min=0.001, help="How long it is good.")] = 7.0,
+    note: Annotated[str, typer.Option("--note", help="For whom, for the audit log.")] = "",
+) -> None:
+    """Make an invitation, for a run whose [join] door is "invite". It is shown once; only its hash is stored."""
+    import asyncio
+
+    from coordinator.config import load_run_file
+    from coordinator.operate import invite as make
+
+    token = asyncio.run(make(load_run_file(config).run.database, uses=uses, days=days, note=note))
+    typer.echo(f"worker join --invite {token} --coordinator URL")
+
+
+@app.command()
 def pause(config: ConfigPath) -> None:
     """Grant no more leases. What is out may still come in."""
-    _set_paused(config, True)
+    _perform(config, "pause")
+
+
+@app.command()
+def drain(config: ConfigPath) -> None:
+    """Begin no more groups; those that are open are finished."""
+    _perform(config, "drain")
 
 
 @app.command()
 def resume(config: ConfigPath) -> None:
     """Grant leases again."""
-    _set_paused(config, False)
+    _perform(config, "resume")
+
+
+@app.command("set")
+def set_knob(config: ConfigPath, name: str, value: str) -> None:
+    """Change a setting while the run goes on: audit_fraction, max_staleness or worker_share."""
+    _perform(config, "set", name=name, value=value)
 
 
 def _set_standing(config: Path, worker: str, reason: str, *, banned: bool) -> None:
@@ -167,17 +301,17 @@ def _set_standing(config: Path, worker: str, reason: str, *, banned: bool) -> No
     typer.echo(f"{worker_id} is {'banned' if banned else 'pardoned'}")
 
 
-def _set_paused(config: Path, paused: bool) -> None:
+def _perform(config: Path, action: str, **arguments: str) -> None:
     import asyncio
 
     from coordinator.config import load_run_file
-    from coordinator.operate import set_paused
+    from coordinator.operate import perform
 
-    asyncio.run(set_paused(load_run_file(config).run.database, paused))
-    typer.echo("paused: no leases are granted" if paused else "leases are granted again")
+    typer.echo(asyncio.run(perform(load_run_file(config).run.database, action, arguments)))
 
 
 def _print_ready(addresses: Addresses) -> None:
+    print(f"workers join by: worker join --coordinator {addresses.join}", flush=True)
     print(f"ready url={addresses.http} grpc={addresses.grpc} trainer={addresses.trainer}", flush=True)
 
 

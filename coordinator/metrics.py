@@ -23,6 +23,7 @@ class Metrics:
         self.received = counter("rollouts_received_total", "Submissions given a receipt by this process")
         self.received_bytes = counter("rollout_bytes_total", "Payload bytes given a receipt by this process")
         self.refused = counter("rollouts_refused_total", "Submissions refused at the door, by reason", ("reason",))
+        self.busy = counter("busy_total", "Calls turned away for now, by limit", ("limit",))
         self.head_version = gauge("policy_version", "Newest policy version")
         self.rollouts = gauge("rollouts", "Rollouts by state", ("state",))
         self.rejections = gauge("rejections", "Rejected or refused rollouts by reason", ("reason",))

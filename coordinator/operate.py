@@ -1,21 +1,24 @@
-"""What an operator does to a run by hand. Every change is an audit event."""
+"""What an operator does on the machine that has the database: the same actions as over the API, as "operator"; and tokens.
+
+Whoever can read the run file can do all of this, so no token is asked for here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from sqlalchemy import select
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
-from coordinator import verdicts
-from coordinator.store import database, events, evidence, workers
+from coordinator import actions, joining, operators
+from coordinator.operators import Role
+from coordinator.store import database, events, invites
+from coordinator.store import operators as operator_store
 from coordinator.store import run as run_store
-from coordinator.store import tables as t
 from coordinator.store.database import Database
 from protocol.errors import UserError
-from protocol.ledger import Entry, EntryKind
-from protocol.signing import KEY_ID_PREFIX
+
+_ACTOR = "operator"
 
 
 @asynccontextmanager
@@ -32,42 +35,78 @@ async def _opened(url: str) -> AsyncIterator[Database]:
         await db.close()
 
 
+async def perform(url: str, action: str, arguments: Mapping[str, str]) -> str:
+    """One of `coordinator.actions`; what was done. Raises UserError."""
+    async with _opened(url) as db, db.write() as connection:
+        at = await database.now(connection)
+        return await actions.perform(connection, action, arguments, actor=_ACTOR, at=at)
+
+
 async def set_standing(url: str, worker: str, reason: str, *, banned: bool) -> str:
     """Ban or pardon the worker whose key id begins with `worker`; returns its id. Raises UserError if none or several do."""
-    prefix = worker if worker.startswith(KEY_ID_PREFIX) else KEY_ID_PREFIX + worker
     async with _opened(url) as db, db.write() as connection:
-        found = (
-            (
-                await connection.execute(
-                    select(t.workers.c.worker_id).where(t.workers.c.worker_id.startswith(prefix, autoescape=True))
-                )
-            )
-            .scalars()
-            .all()
-        )
-        if len(found) != 1:
-            raise UserError(f"{len(found)} workers have a key id that begins with {worker!r}: give more digits of one")
+        found = await actions.find_worker(connection, worker)
         at = await database.now(connection)
-        kind = EntryKind.BAN if banned else EntryKind.PARDON
-        await workers.add_entries(connection, [Entry(found[0], kind, 0, None, reason)], at)
-        if banned:
-            await verdicts.purge(connection, found[0], at=at, actor="operator", why=reason)
-        else:
-            await evidence.reset(connection, found[0])
-            await events.record(connection, at=at, actor="operator", action="pardon", subject=found[0], detail=reason)
-    return str(found[0])
+        await actions.set_standing(connection, found, reason, banned=banned, actor=_ACTOR, at=at)
+    return found
 
 
 async def set_paused(url: str, paused: bool) -> None:
     """Stop granting leases, or go on."""
-    async with _opened(url) as db:
-        await run_store.set_paused(db, paused)
-        async with db.write() as connection:
-            await events.record(
-                connection,
-                at=await database.now(connection),
-                actor="operator",
-                action="pause" if paused else "resume",
-                subject="run",
-                detail="",
-            )
+    await perform(url, "pause" if paused else "resume", {})
+
+
+async def invite(url: str, *, uses: int, days: float, note: str) -> str:
+    """Make an invitation for `uses` new keys within `days`; the token, which is stored nowhere."""
+    token = joining.make_invite()
+    async with _opened(url) as db, db.write() as connection:
+        at = await database.now(connection)
+        await invites.add(
+            connection,
+            joining.hash_token(token),
+            uses=uses,
+            note=note,
+            created_at=at,
+            expires_at=at + days * 86_400,
+        )
+        detail = f"{uses} uses within {days:g} days{': ' + note if note else ''}"
+        await events.record(connection, at=at, actor=_ACTOR, action="invite", subject="run", detail=detail)
+    return token
+
+
+async def make_token(url: str, name: str, role: Role, days: float | None) -> str:
+    """A token for somebody; it is stored as a hash alone. Raises UserError if the name is taken."""
+    token = operators.make_token()
+    async with _opened(url) as db, db.write() as connection:
+        at = await database.now(connection)
+        await operator_store.add(
+            connection,
+            name=name,
+            role=role,
+            token_hash=joining.hash_token(token),
+            created_at=at,
+            expires_at=None if days is None else at + days * 86_400,
+        )
+        detail = f"role {role.name.lower()}"
+        await events.record(connection, at=at, actor=_ACTOR, action="token", subject=name, detail=detail)
+    return token
+
+
+async def revoke_token(url: str, name: str) -> None:
+    """End a token and its sessions. Raises UserError if there is none."""
+    async with _opened(url) as db, db.write() as connection:
+        if not await operator_store.revoke(connection, name):
+            raise UserError(f"there is no token called {name!r} in force")
+        at = await database.now(connection)
+        await events.record(connection, at=at, actor=_ACTOR, action="revoke", subject=name, detail="")
+
+
+async def list_tokens(url: str) -> list[str]:
+    """One line per token: name, role, whether it is in force."""
+    async with _opened(url) as db, db.read() as connection:
+        at = await database.now(connection)
+        return [
+            f"{row.name:24} {row.role:9} "
+            + ("revoked" if row.revoked else "expired" if row.expires_at and row.expires_at <= at else "in force")
+            for row in await operator_store.every(connection)
+        ]

@@ -13,8 +13,10 @@ from sqlalchemy import select
 from coordinator import tokens
 from coordinator.feeding import Feeding
 from coordinator.intake import Intake
-from coordinator.interceptors import caller
+from coordinator.interceptors import caller, peer_address
+from coordinator.joining import ANYONE, JoinRule, check
 from coordinator.leasing import Granted, Leasing, Scheduling
+from coordinator.limits import address_group
 from coordinator.metrics import Metrics
 from coordinator.store import database, rollouts, workers
 from coordinator.store import tables as t
@@ -49,8 +51,10 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         temperature: float,
         eos_token_ids: tuple[int, ...],
         metrics: Metrics,
+        join: JoinRule = ANYONE,
     ) -> None:
         self._db = db
+        self._join = join
         self._run_id = run_id
         self._secret = secret
         self._leasing = leasing
@@ -85,13 +89,23 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         async with self._db.write() as connection:
             at = await database.now(connection)
             tokens.check_challenge(self._secret, challenge, envelope.key_id, at)
+            if await workers.standing(connection, envelope.key_id) is None:
+                await check(
+                    connection,
+                    self._join,
+                    run_id=self._run_id,
+                    key_id=envelope.key_id,
+                    invite=request.invite,
+                    nonce=request.work_nonce,
+                    at=at,
+                )
             await workers.register(
                 connection,
                 worker_id=envelope.key_id,
                 name=printable(request.name, 64),
                 hardware=printable(request.hardware, 128),
                 software=printable(request.software, 64),
-                address=peer_address(context.peer()),
+                address=address_group(peer_address(context.peer())),
                 at=at,
             )
         # A banned key may register: it can still ask for its standing, and gets no leases.
@@ -213,6 +227,10 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         self._temperature = temperature
         self._scheduling = scheduling
 
+    def use(self, scheduling: Scheduling) -> None:
+        """Tell the trainer these numbers from the next call on."""
+        self._scheduling = scheduling
+
     async def GetRunState(  # noqa: N802
         self, request: trainer_pb2.GetRunStateRequest, context: grpc.aio.ServicerContext
     ) -> trainer_pb2.GetRunStateResponse:
@@ -254,6 +272,14 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         acknowledged = await self._feeding.acknowledge(request.through_batch)
         return trainer_pb2.AcknowledgeBatchesResponse(acknowledged=acknowledged)
 
+    async def WithdrawVersions(  # noqa: N802
+        self, request: trainer_pb2.WithdrawVersionsRequest, context: grpc.aio.ServicerContext
+    ) -> trainer_pb2.WithdrawVersionsResponse:
+        done = await self._feeding.withdraw(request.kept_version)
+        return trainer_pb2.WithdrawVersionsResponse(
+            next_version=done.next_version, next_batch=done.next_batch, withdrawn=done.withdrawn, purged=done.purged
+        )
+
     async def ReportStep(  # noqa: N802
         self, request: trainer_pb2.ReportStepRequest, context: grpc.aio.ServicerContext
     ) -> trainer_pb2.ReportStepResponse:
@@ -288,12 +314,6 @@ def measurements(metrics: Mapping[str, float], admitted: Mapping[str, float]) ->
         for name, bound in sorted(admitted.items())
         if name in metrics
     ]
-
-
-def peer_address(peer: str) -> str:
-    """The address part of gRPC's peer string ("ipv4:127.0.0.1:5000" → "127.0.0.1")."""
-    kind, _, rest = peer.partition(":")
-    return rest.rpartition(":")[0] if kind in ("ipv4", "ipv6") else peer[:64]
 
 
 def printable(text: str, length: int) -> str:

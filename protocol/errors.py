@@ -4,6 +4,7 @@
     ├── UserError          the person who typed it: bad flag, run file, key file, URL
     ├── WorkerFault        a worker sent something wrong; carries a RejectionReason
     │   └── BadSignature   an envelope that its key did not sign
+    ├── Busy               somebody asks for more than we can give now; says when to come back
     ├── SourceFault        a relay or origin served something wrong or too slowly
     ├── EnvironmentFault   a task or a reward raised, or ran out of its limits
     └── OurFault           our own process failed; never counted against a worker
@@ -48,6 +49,16 @@ class BadSignature(WorkerFault):
 
     def __init__(self, detail: str) -> None:
         super().__init__("signature", detail)
+
+
+class Busy(RollswarmError):
+    """More is asked for than is given at the moment. Nobody's fault; the same call may succeed after `retry_after_s`."""
+
+    fault = "nobody"
+
+    def __init__(self, detail: str, retry_after_s: float) -> None:
+        super().__init__(detail)
+        self.retry_after_s = retry_after_s
 
 
 class SourceFault(RollswarmError):

@@ -27,6 +27,7 @@ ROLLOUT = "rollout"
 RECEIPT = "receipt"
 CHALLENGE = "challenge"
 KEY_ROTATION = "key-rotation"
+STATEMENT = "statement"
 
 
 @dataclass(frozen=True, slots=True)

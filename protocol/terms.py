@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass
 from typing import Any
 
 from protocol.errors import BadSignature, UserError
+from protocol.joining import INVITE, OPEN, WORK, WORK_BITS_MAX
 from protocol.signing import public_key
 
 PROTOCOL_MIN = 1
@@ -47,6 +48,8 @@ class RunTerms:
     max_staleness: int
     lease_term_s: float
     precision_classes: tuple[str, ...]
+    join: str = "open"  # what a new key is asked for: open, invite or work (protocol.joining)
+    work_bits: int = 0
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
@@ -69,7 +72,11 @@ def parse_terms(body: bytes, source: str) -> RunTerms:
         raise UserError(f"{source} answered with more than {_TERMS_BYTES_MAX} bytes: this is no coordinator")
     try:
         values: dict[str, Any] = json.loads(body)
-        terms = RunTerms(**{name: _typed(name, values[name]) for name in RunTerms.__dataclass_fields__})
+        # Fields with a default came later: a coordinator that does not name them is of before.
+        named = [
+            name for name, field in RunTerms.__dataclass_fields__.items() if name in values or field.default is MISSING
+        ]
+        terms = RunTerms(**{name: _typed(name, values[name]) for name in named})
         public_key(terms.coordinator_key)
         public_key(terms.trainer_key)
     except (ValueError, TypeError, KeyError, BadSignature) as error:
@@ -82,8 +89,12 @@ def parse_terms(body: bytes, source: str) -> RunTerms:
         and 0 < terms.temperature <= 10
         and min(terms.max_tokens, terms.max_prompt_tokens) >= 1
         and terms.max_staleness >= 0
+        and terms.join in (OPEN, INVITE, WORK)
+        and 0 <= terms.work_bits <= WORK_BITS_MAX
     ):
-        raise UserError(f"{source} serves terms that nobody can keep (temperature, lengths, staleness or lease term)")
+        raise UserError(
+            f"{source} serves terms that nobody can keep (temperature, lengths, staleness, lease term or work)"
+        )
     if not terms.protocol_min <= PROTOCOL_MAX or not terms.protocol_max >= PROTOCOL_MIN:
         raise UserError(
             f"{source} speaks protocol {terms.protocol_min} to {terms.protocol_max}, this program {PROTOCOL_MIN} to "

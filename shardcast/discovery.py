@@ -10,6 +10,7 @@ import aiohttp
 from protocol.errors import SourceFault, UserError
 from protocol.manifest import MAX_VERSION
 from protocol.terms import WELL_KNOWN_PATH, RunTerms, parse_terms
+from protocol.trust import Trust
 from shardcast.config import parse_source
 
 _TIMEOUT_S = 10.0
@@ -22,7 +23,9 @@ class Coordinator:
     """The coordinator of one run, over HTTP. Its word decides what is kept and who is asked, never what is right."""
 
     def __init__(self, url: str) -> None:
-        self.url = parse_source(url)
+        """Raises UserError for a URL that is none. `#sha256=…` pins the coordinator's authority, as for workers."""
+        self._trust = Trust(url)
+        self.url = parse_source(self._trust.url)
 
     async def required(self) -> set[int]:
         """The versions that leases, rollouts and batches refer to. Raises SourceFault."""
@@ -59,9 +62,10 @@ class Coordinator:
     async def _get(self, path: str) -> bytes:
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
         try:
+            context = await self._trust.context()
             async with (
                 aiohttp.ClientSession(timeout=timeout) as session,
-                session.get(self.url + path, allow_redirects=False) as response,
+                session.get(self.url + path, allow_redirects=False, ssl=context or True) as response,
             ):
                 if response.status != 200:
                     raise SourceFault(f"{self.url} answers {response.status} to {path}")
@@ -71,5 +75,10 @@ class Coordinator:
                     if len(body) > _MAX_BYTES:
                         raise SourceFault(f"{self.url} answers {path} with more than {_MAX_BYTES} bytes")
                 return body
+        except UserError as error:
+            raise SourceFault(str(error)) from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            mendable = await self._trust.explain(error)
+            if mendable is not None:
+                raise SourceFault(str(mendable)) from None
             raise SourceFault(f"{self.url} can't be asked: {str(error) or type(error).__name__}") from error

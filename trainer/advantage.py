@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from protocol.errors import UserError
-from protocol.rollout import RolloutGroup
-
-_EQUAL = 1e-9
+from protocol.rollout import RolloutGroup, VerifiedRollout
+from trainer.filters import NO_FILTERS, Filters
 
 
 def grpo(rewards: Sequence[float]) -> list[float]:
@@ -47,51 +47,118 @@ ADVANTAGES: dict[str, Callable[[Sequence[float]], list[float]]] = {
     "maxrl": maxrl,
     "rloo": rloo,
 }
+# Those that need no group: a moving average of the rewards (`trainer.baseline`), a critic (`trainer.critic`).
+ALONE = ("single", "critic")
 
 
-def make_advantage(name: str) -> Callable[[Sequence[float]], list[float]]:
-    """The advantage `name`. Raises UserError that names the choices."""
-    if name not in ADVANTAGES:
-        raise UserError(f"there is no advantage {name!r}; choose {', '.join(sorted(ADVANTAGES))}")
-    return ADVANTAGES[name]
+def check_advantage(name: str) -> None:
+    """Raises UserError that names the choices if there is no advantage `name`."""
+    if name not in ADVANTAGES and name not in ALONE:
+        raise UserError(f"there is no advantage {name!r}; choose {', '.join(sorted([*ADVANTAGES, *ALONE]))}")
+
+
+class Advantage(Protocol):
+    """How a group's rewards become advantages. `alone`: a group of one has an advantage too."""
+
+    @property
+    def alone(self) -> bool: ...
+
+    def __call__(self, environment: str, rewards: Sequence[float], complete: bool) -> list[float]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAdvantage:
+    """One of ADVANTAGES. An incomplete group takes RLOO, whose baseline is right at any size."""
+
+    name: str
+
+    @property
+    def alone(self) -> bool:
+        return False
+
+    def __call__(self, environment: str, rewards: Sequence[float], complete: bool) -> list[float]:
+        return ADVANTAGES[self.name](rewards) if complete else rloo(rewards)
+
+
+@dataclass(frozen=True, slots=True)
+class RawReward:
+    """The reward itself, for a critic's baseline to be taken from later."""
+
+    @property
+    def alone(self) -> bool:
+        return True
+
+    def __call__(self, environment: str, rewards: Sequence[float], complete: bool) -> list[float]:
+        return list(rewards)
+
+
+@dataclass(frozen=True, slots=True)
+class LengthBudget:
+    """R − α |target − L|: completions of about `target` tokens are worth the most; 0 is no budget.
+
+    Source: INTELLECT-2 (2025), α = 3e-4 (it draws a target per task and tells it in the prompt; here it is one for all).
+    """
+
+    target: int = 0
+    alpha: float = 3e-4
+
+    def __call__(self, item: VerifiedRollout) -> float:
+        if not self.target:
+            return item.reward
+        return item.reward - self.alpha * abs(self.target - len(item.rollout.token_ids))
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A group to train on: shaped rewards, and an advantage for each rollout, None for one that is not trained on."""
+
+    group: RolloutGroup
+    rewards: tuple[float, ...]
+    advantages: tuple[float | None, ...]
+
+    @property
+    def trained(self) -> tuple[VerifiedRollout, ...]:
+        """The rollouts that take part."""
+        pairs = zip(self.group.rollouts, self.advantages, strict=True)
+        return tuple(item for item, advantage in pairs if advantage is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Groups to train on with their advantages; `dropped`: the rollout ids of the others, by reason."""
+    """Groups to train on with their advantages; `dropped`: the other rollouts, by reason."""
 
-    groups: tuple[tuple[RolloutGroup, tuple[float, ...]], ...]
-    dropped: dict[str, tuple[str, ...]]
+    groups: tuple[Chosen, ...]
+    dropped: dict[str, tuple[VerifiedRollout, ...]]
     incomplete_groups: int
 
 
 def select(
-    groups: Sequence[RolloutGroup], advantage: Callable[[Sequence[float]], list[float]], *, keep_zero: bool = False
+    groups: Sequence[RolloutGroup],
+    advantage: Advantage,
+    filters: Filters = NO_FILTERS,
+    budget: LengthBudget | None = None,
 ) -> Selection:
-    """Compute advantages per group and drop what teaches nothing.
+    """Compute advantages per group and drop what teaches nothing, by the reasons of `trainer.filters`.
 
-    A group whose rewards are all equal has no advantage (reason `zero_advantage`), unless `keep_zero`; one with a single
-    rollout has nothing to be compared with (reason `too_small`). An incomplete group of n ≥ 2 takes RLOO, whose baseline
-    is right at any size, and is counted.
+    Groups are judged by their rewards as verified, advantages are of shaped ones.
     """
-    kept: list[tuple[RolloutGroup, tuple[float, ...]]] = []
-    dropped: dict[str, tuple[str, ...]] = {}
+    kept: list[Chosen] = []
+    dropped: dict[str, tuple[VerifiedRollout, ...]] = {}
     incomplete = 0
     for group in groups:
-        rewards = [item.reward for item in group.rollouts]
-        reason = _reason_to_drop(rewards, keep_zero)
+        reason = filters.group_reason([item.reward for item in group.rollouts], alone=advantage.alone)
         if reason:
-            dropped[reason] = dropped.get(reason, ()) + tuple(item.rollout_id for item in group.rollouts)
+            dropped[reason] = dropped.get(reason, ()) + group.rollouts
             continue
-        complete = len(rewards) >= group.n_requested
+        complete = len(group.rollouts) >= group.n_requested
         incomplete += not complete
-        kept.append((group, tuple(advantage(rewards) if complete else rloo(rewards))))
+        rewards = tuple(budget(item) if budget else item.reward for item in group.rollouts)
+        advantages: list[float | None] = list(advantage(group.environment, rewards, complete))
+        for place, item in enumerate(group.rollouts):
+            reason = filters.rollout_reason(item)
+            if reason:
+                advantages[place] = None
+                dropped[reason] = (*dropped.get(reason, ()), item)
+        if any(value is not None for value in advantages):
+            kept.append(Chosen(group, rewards, tuple(advantages)))
     return Selection(tuple(kept), dropped, incomplete)
-
-
-def _reason_to_drop(rewards: Sequence[float], keep_zero: bool) -> str:
-    if len(rewards) < 2:
-        return "too_small"
-    if not keep_zero and max(rewards) - min(rewards) < _EQUAL:
-        return "zero_advantage"
-    return ""

@@ -17,7 +17,7 @@ import torch
 
 from protocol.policy import staleness
 from protocol.rollout import RolloutGroup, VerifiedRollout
-from trainer.losses.base import LossInputs
+from trainer.losses.inputs import LossInputs
 
 PROMPT_SEGMENT = 0
 PADDING_SEGMENT = -1
@@ -28,6 +28,7 @@ class TrainSequence:
     """One completion to learn from: T tokens and, for each, what is known about it.
 
     `old`: the trusted log-probs, or empty for a rollout that was not audited. `staleness`: per token, in versions.
+    `key`: which of the step's completions this is; unique in a step, −1 where nobody asks.
     """
 
     prompt_ids: tuple[int, ...]
@@ -37,6 +38,7 @@ class TrainSequence:
     behaviour: tuple[float, ...]
     staleness: tuple[int, ...]
     advantage: float
+    key: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Microbatch:
     `segment_RL`: 0 the prompt, i ≥ 1 the row's i-th completion, −1 padding (on the right).
     `source_BT`: the place in the flattened [R · L] whose hidden state predicts token (b, t).
     `mask_BT`: the tokens that are trained on; wherever it is False all other [B, T] fields are 0.
-    `has_old_B`: whether `old_BT` holds trusted values.
+    `has_old_B`: whether `old_BT` holds trusted values. `key_B`: the completions' keys.
     """
 
     input_RL: torch.Tensor
@@ -60,6 +62,7 @@ class Microbatch:
     advantage_BT: torch.Tensor
     staleness_BT: torch.Tensor
     has_old_B: torch.Tensor
+    key_B: torch.Tensor
 
     @property
     def trained_tokens(self) -> int:
@@ -69,29 +72,40 @@ class Microbatch:
         """The same on another device."""
         return replace(self, **{name: getattr(self, name).to(device) for name in self.__dataclass_fields__})
 
-    def loss_inputs(self, new_BT: torch.Tensor, start_BT: torch.Tensor | None = None) -> LossInputs:
+    def loss_inputs(
+        self, new_BT: torch.Tensor, start_BT: torch.Tensor | None = None, replacing_BT: torch.Tensor | None = None
+    ) -> LossInputs:
         """Inputs of a loss at `new_BT`; `behaviour` is the worker's claim, not yet clamped.
 
         `start_BT`: log-probs under the step-start policy, which stand in for `old` where a rollout was not audited;
         `new_BT` itself (detached) where a step has one update, since the two policies are then the same.
+        `replacing_BT`: taken as `old` for all rollouts, audited or not.
         """
         start = new_BT.detach() if start_BT is None else start_BT
-        old = torch.where(self.has_old_B[:, None], self.old_BT, start)
+        old = torch.where(self.has_old_B[:, None], self.old_BT, start) if replacing_BT is None else replacing_BT
         old = torch.where(self.mask_BT, old, 0.0)
-        return LossInputs(new_BT, old, self.behaviour_BT, self.advantage_BT, self.mask_BT, self.staleness_BT)
+        return LossInputs(new_BT, old, self.behaviour_BT, self.advantage_BT, self.mask_BT, self.staleness_BT, start_BT)
 
 
-def sequences_of(group: RolloutGroup, advantages: Sequence[float], trainer_version: int) -> list[TrainSequence]:
-    """The group's completions with their advantages, in order; staleness as seen from `trainer_version`."""
+def sequences_of(
+    group: RolloutGroup, advantages: Sequence[float | None], trainer_version: int, first_key: int = 0
+) -> list[TrainSequence]:
+    """The group's completions with their advantages, in order, those without one (None) left out.
+
+    Staleness is as seen from `trainer_version`; keys count on from `first_key`, also for those left out.
+    """
     if len(advantages) != len(group.rollouts):
         raise ValueError(f"{len(advantages)} advantages for {len(group.rollouts)} rollouts")
     return [
-        _sequence(group.prompt_token_ids, rollout, advantage, trainer_version)
-        for rollout, advantage in zip(group.rollouts, advantages, strict=True)
+        _sequence(group.prompt_token_ids, rollout, advantage, trainer_version, key)
+        for key, (rollout, advantage) in enumerate(zip(group.rollouts, advantages, strict=True), start=first_key)
+        if advantage is not None
     ]
 
 
-def _sequence(prompt: tuple[int, ...], item: VerifiedRollout, advantage: float, version: int) -> TrainSequence:
+def _sequence(
+    prompt: tuple[int, ...], item: VerifiedRollout, advantage: float, version: int, key: int
+) -> TrainSequence:
     rollout = item.rollout
     ages = [staleness(version, span.version) for span in rollout.spans for _ in range(len(span))]
     tokens = rollout.token_ids
@@ -99,7 +113,7 @@ def _sequence(prompt: tuple[int, ...], item: VerifiedRollout, advantage: float, 
     for what, values in (("log-probs", rollout.logprobs), ("span tokens", ages), ("old log-probs", old or tokens)):
         if len(values) != len(tokens):
             raise ValueError(f"rollout {item.rollout_id}: {len(values)} {what} for {len(tokens)} tokens")
-    return TrainSequence(prompt, tokens, rollout.loss_mask, old, rollout.logprobs, tuple(ages), advantage)
+    return TrainSequence(prompt, tokens, rollout.loss_mask, old, rollout.logprobs, tuple(ages), advantage, key)
 
 
 def pack(
@@ -167,6 +181,7 @@ def _microbatch(rows: list[list[TrainSequence]]) -> Microbatch:
         advantage_BT=torch.where(mask, torch.tensor([item.advantage for item in items])[:, None], 0.0),
         staleness_BT=torch.where(mask, _padded([item.staleness for item in items], torch.long), 0),
         has_old_B=torch.tensor([bool(item.old) for item in items]),
+        key_B=torch.tensor([item.key for item in items]),
     )
 
 

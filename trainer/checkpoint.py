@@ -4,7 +4,8 @@ A checkpoint is a folder `checkpoint-<step, 8 digits>`:
 
     weights.safetensors    the model's parameters and buffers as they are in memory (float32 masters where it trains so)
     optimizer.pt           the optimizer's state, tensors and plain values only (read with weights_only)
-    state.json             step, policy version, counters, generator states, and the SHA-256 of the other two
+    companions.pt          state of what trains beside the policy (a critic, averages); only where there is any
+    state.json             step, policy version, counters, generator states, and the SHA-256 of the others
 
 It is written beside its place, synced, and renamed there: a folder with that name is complete, and one that was damaged
 since (by its digests) is passed over for the one before it.
@@ -32,14 +33,17 @@ from protocol.errors import OurFault, UserError
 _NAME = re.compile(r"checkpoint-(\d{8,})")
 _FORMAT = 1
 _PARTS = ("weights.safetensors", "optimizer.pt")
+_COMPANIONS = "companions.pt"
+_KNOWN = (*_PARTS, _COMPANIONS)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """What training needs to go on as if it had not stopped.
 
-    `step` counts optimizer steps, `policy_version` published versions. `extra`: counters and whatever else the caller
-    must find again, JSON values only. `random_state`: of Python, NumPy and torch, from `random_state()`.
+    `step` counts batches trained on, `policy_version` published versions. `extra`: counters and whatever else the caller
+    must find again, JSON values only. `companions`: tensors and plain values. `random_state`: of Python, NumPy and torch,
+    from `random_state()`.
     """
 
     step: int
@@ -48,6 +52,7 @@ class Checkpoint:
     optimizer: dict[str, Any]
     random_state: dict[str, Any]
     extra: dict[str, Any] = field(default_factory=dict)
+    companions: dict[str, Any] = field(default_factory=dict)
 
 
 def save_checkpoint(root: Path, checkpoint: Checkpoint, keep: int = 2) -> Path:
@@ -74,7 +79,7 @@ def save_checkpoint(root: Path, checkpoint: Checkpoint, keep: int = 2) -> Path:
         shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
         raise OurFault(f"cannot write the checkpoint {target}: {error}; free space or fix permissions") from error
-    for old in _folders(root)[keep:]:
+    for old in checkpoints(root)[keep:]:
         shutil.rmtree(old, ignore_errors=True)
     return target
 
@@ -85,7 +90,7 @@ def load_latest(root: Path) -> tuple[Checkpoint, list[str]] | None:
     Raises UserError if there are checkpoints and none of them is whole: starting anew is not for us to decide.
     """
     damaged: list[str] = []
-    for folder in _folders(root):
+    for folder in checkpoints(root):
         try:
             return load_checkpoint(folder), damaged
         except UserError as error:
@@ -101,8 +106,8 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         state = json.loads((folder / "state.json").read_text())
         if state["format"] != _FORMAT:
             raise UserError(f"{folder.name} has format {state['format']}; this trainer reads format {_FORMAT}")
-        for name in _PARTS:
-            if _digest(folder / name) != state["digests"][name]:
+        for name in {*_PARTS, *state["digests"]}:
+            if name not in _KNOWN or _digest(folder / name) != state["digests"][name]:
                 raise UserError(f"{folder.name}: {name} is damaged (its digest differs)")
         return Checkpoint(
             step=state["step"],
@@ -111,6 +116,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
             optimizer=torch.load(folder / "optimizer.pt", weights_only=True),
             random_state=state["random_state"],
             extra=state["extra"],
+            companions=_companions(folder, state["digests"]),
         )
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise UserError(f"{folder.name} is incomplete ({type(error).__name__}: {error})") from error
@@ -140,20 +146,28 @@ def _write_parts(folder: Path, checkpoint: Checkpoint) -> None:
     weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in checkpoint.weights.items()}
     save_file(weights, folder / "weights.safetensors")
     torch.save(checkpoint.optimizer, folder / "optimizer.pt")
+    names: tuple[str, ...] = _PARTS
+    if checkpoint.companions:
+        torch.save(checkpoint.companions, folder / _COMPANIONS)
+        names = _KNOWN
     state = {
         "format": _FORMAT,
         "step": checkpoint.step,
         "policy_version": checkpoint.policy_version,
         "random_state": checkpoint.random_state,
         "extra": checkpoint.extra,
-        "digests": {name: _digest(folder / name) for name in _PARTS},
+        "digests": {name: _digest(folder / name) for name in names},
     }
     (folder / "state.json").write_text(json.dumps(state))
-    for path in (*(folder / name for name in _PARTS), folder / "state.json", folder):
+    for path in (*(folder / name for name in names), folder / "state.json", folder):
         sync(path)
 
 
-def _folders(root: Path) -> list[Path]:
+def _companions(folder: Path, digests: dict[str, str]) -> dict[str, Any]:
+    return torch.load(folder / _COMPANIONS, weights_only=True) if _COMPANIONS in digests else {}
+
+
+def checkpoints(root: Path) -> list[Path]:
     """Checkpoint folders, the newest (highest step) first."""
     if not root.is_dir():
         return []

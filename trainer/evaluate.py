@@ -16,7 +16,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Mean of the paired differences (after − before) and its 95 % bootstrap interval."""
+    """A mean (of paired differences after − before, or of plain values) and its 95 % bootstrap interval."""
 
     mean: float
     low: float
@@ -26,19 +26,25 @@ class Difference:
 def paired_difference(
     before: Sequence[float], after: Sequence[float], seed: int = 0, resamples: int = 10_000
 ) -> Difference:
-    """How much better `after` is on the same tasks, by the percentile bootstrap over tasks (the unit is the task).
-
-    Deterministic for a seed. A constant difference has an interval of no width.
-    """
+    """How much better `after` is on the same tasks, as `interval` of the differences."""
     if len(before) != len(after) or not before:
         raise ValueError(f"paired scores must be of the same tasks, got {len(before)} and {len(after)}")
-    differences = torch.tensor(after, dtype=torch.float64) - torch.tensor(before, dtype=torch.float64)
+    return interval([right - left for left, right in zip(before, after, strict=True)], seed, resamples)
+
+
+def interval(values: Sequence[float], seed: int = 0, resamples: int = 10_000) -> Difference:
+    """The mean with its 95 % interval, by the percentile bootstrap over tasks (the unit is the task).
+
+    Deterministic for a seed. Values that are all the same have an interval of no width.
+    """
+    if not values:
+        raise ValueError("an interval needs at least one value")
+    sample = torch.tensor(values, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
-    count = len(before)
-    chosen = torch.randint(count, (resamples, count), generator=generator)
-    means = differences[chosen].mean(dim=1).sort().values
+    chosen = torch.randint(len(values), (resamples, len(values)), generator=generator)
+    means = sample[chosen].mean(dim=1).sort().values
     low, high = means[int(0.025 * resamples)], means[min(int(0.975 * resamples), resamples - 1)]
-    return Difference(float(differences.mean()), float(low), float(high))
+    return Difference(float(sample.mean()), float(low), float(high))
 
 
 def average_at_k(scores: Sequence[Sequence[float]]) -> float:

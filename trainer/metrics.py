@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from trainer.losses.base import LossInputs, LossOutput, ratio
+from trainer.losses.base import LossOutput
+from trainer.losses.inputs import LossInputs, ratio
+
+_AGES = (("0", 0, 0), ("1", 1, 1), ("2", 2, 2), ("3-4", 3, 4), ("5-8", 5, 8), ("9+", 9, 1 << 62))
 
 
 @dataclass
@@ -19,8 +22,15 @@ class StepTokens:
 
     parts: list[dict[str, torch.Tensor]] = field(default_factory=list)
 
-    def add(self, inputs: LossInputs, output: LossOutput, entropy_BT: torch.Tensor) -> None:
-        """Take a microbatch's tokens. `inputs` carries the worker's claims as `behaviour`, before any clamping."""
+    def add(
+        self,
+        inputs: LossInputs,
+        output: LossOutput,
+        entropy_BT: torch.Tensor,
+        against_BT: torch.Tensor | None = None,
+    ) -> None:
+        """Take a microbatch's tokens. `inputs` carries trusted values as `old` and the worker's claims as `behaviour`,
+        before any clamping; `against_BT` is what the loss takes its ratio against (None: `old`)."""
         mask_BT = inputs.mask_BT
         columns = {
             "new": inputs.new_BT.detach(),
@@ -30,6 +40,8 @@ class StepTokens:
             "staleness": inputs.staleness_BT,
             "kept": output.kept_BT,
             "entropy": entropy_BT.detach(),
+            "against": inputs.old_BT if against_BT is None else against_BT,
+            "share": output.loss_BT.abs(),
         }
         self.parts.append({name: column[mask_BT].cpu() for name, column in columns.items()})
 
@@ -49,6 +61,8 @@ def step_metrics(
     staleness: torch.Tensor,
     kept: torch.Tensor,
     entropy: torch.Tensor,
+    against: torch.Tensor | None = None,
+    share: torch.Tensor | None = None,
 ) -> dict[str, float]:
     """All [N]. Means are over tokens; a mean over none is 0.
 
@@ -56,19 +70,25 @@ def step_metrics(
     on fresh tokens (staleness 0) apart from stale ones. The fresh one must be about 0 when a step begins: if it is not,
     `old` was computed by other numerics than `new`, which less staleness does not cure.
     `engine_kl`: k3 of old against the worker's claim: the inference engine's deviation, not the policy's movement.
+    `loss_kl_*`: the same k3 of new against what the loss takes its ratio against. Where that is high on fresh tokens and
+    `approx_kl_fresh` is not, the loss is fed log-probs of other numerics.
     `effective_sample_size`: (Σ ρ)² / (N Σ ρ²) in (0, 1].
+    `loss_share/…`: share of Σ |loss| that tokens of this staleness (versions) have.
     """
     count = new.numel()
     if count == 0:
         return {"tokens": 0.0}
     rho = ratio(new, old)
     kl = k3(new, old)
+    loss_kl = kl if against is None else k3(new, against)
     up, down = advantage > 0, advantage < 0
     return {
         "tokens": float(count),
         "approx_kl": _mean(kl),
         "approx_kl_fresh": _mean(kl[staleness == 0]),
         "approx_kl_stale": _mean(kl[staleness > 0]),
+        "loss_kl_fresh": _mean(loss_kl[staleness == 0]),
+        "loss_kl_stale": _mean(loss_kl[staleness > 0]),
         "chi_squared": _mean((rho - 1.0).square()),
         "cut_fraction": _mean(~kept),
         "cut_fraction_positive": _mean(~kept[up]),
@@ -82,7 +102,19 @@ def step_metrics(
         "engine_kl": _mean(k3(old, behaviour)),
         "engine_gap_max": float((old - behaviour).abs().max()),
         "entropy": _mean(entropy),
+        **({} if share is None else loss_shares(share, staleness)),
     }
+
+
+def loss_shares(share: torch.Tensor, staleness: torch.Tensor) -> dict[str, float]:
+    """How Σ share [N] divides among classes of staleness; only classes that have tokens are named."""
+    total = float(share.double().sum())
+    parts: dict[str, float] = {}
+    for name, low, high in _AGES:
+        inside = (staleness >= low) & (staleness <= high)
+        if bool(inside.any()):
+            parts[f"loss_share/{name}"] = float(share[inside].double().sum()) / total if total > 0.0 else 0.0
+    return parts
 
 
 def k3(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:

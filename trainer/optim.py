@@ -1,7 +1,8 @@
-"""AdamW on float32 master weights, a warm-up, gradient clipping, and a guard that skips a bad step and counts it."""
+"""AdamW or Muon on float32 master weights, a warm-up, gradient clipping, and a guard that skips and counts a bad step."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -10,16 +11,20 @@ from typing import Any
 import torch
 
 from protocol.errors import UserError
+from trainer.sharding import divided_like, whole
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
     """`warmup_steps`: optimizer steps over which the rate grows linearly from lr / warmup_steps; then constant.
 
+    `kind`: `adamw`, or `muon`: matrices of the hidden layers by Muon (orthogonalized momentum, scaled so that its updates
+    are as large as AdamW's and `lr` means the same; Jordan et al. 2024, Moonlight 2025), the others by AdamW.
     `max_grad_norm`: gradients are scaled down to this norm. A norm above `skip_grad_norm` skips the step instead, as a
     gradient that is not finite does.
     """
 
+    kind: str = "adamw"
     lr: float = 1e-6
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
@@ -29,6 +34,8 @@ class OptimizerSettings:
     skip_grad_norm: float = math.inf
 
     def __post_init__(self) -> None:
+        if self.kind not in ("adamw", "muon"):
+            raise UserError(f"optimizer: kind must be adamw or muon, got {self.kind!r}")
         for name in ("lr", "eps", "max_grad_norm", "skip_grad_norm"):
             if not getattr(self, name) > 0.0:
                 raise UserError(f"optimizer: {name} must be above 0, got {getattr(self, name)}")
@@ -64,31 +71,43 @@ def learning_rate(settings: OptimizerSettings, step: int) -> float:
 
 
 class Optimizer:
-    """AdamW over a model's parameters.
+    """AdamW over a model's parameters, and Muon over `matrices` among them where the settings say so.
 
     A parameter of lower precision has a float32 master that is updated and copied back, since at small rates an update
     is less than half a unit in the last place of bfloat16 and would be lost. A float32 parameter is its own master.
     """
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], settings: OptimizerSettings) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        settings: OptimizerSettings,
+        matrices: Iterable[torch.nn.Parameter] = (),
+    ) -> None:
         self.settings = settings
         self.counters = Counters()
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._masters = [_master(parameter) for parameter in self._parameters]
+        by_muon = {id(matrix) for matrix in matrices} if settings.kind == "muon" else set()
+        pairs = list(zip(self._masters, self._parameters, strict=True))
+        self._muon = _muon([master for master, parameter in pairs if id(parameter) in by_muon], settings)
         self._adamw = torch.optim.AdamW(
-            self._masters,
+            [master for master, parameter in pairs if id(parameter) not in by_muon],
             lr=settings.lr,
             betas=settings.betas,
             eps=settings.eps,
             weight_decay=settings.weight_decay,
+            foreach=False if any(map(_is_divided, self._masters)) else None,  # it can't mix divided and whole ones
         )
 
-    def step(self) -> StepReport:
-        """Apply the accumulated gradients and clear them, or skip if they are not finite or explode."""
-        rate = learning_rate(self.settings, self.counters.steps)
+    def step(self, rate_scale: float = 1.0) -> StepReport:
+        """Apply the accumulated gradients and clear them, or skip if they are not finite or explode.
+
+        `rate_scale`: factor of this step's learning rate.
+        """
+        rate = learning_rate(self.settings, self.counters.steps) * rate_scale
         self._collect()
         gradients = [master.grad for master in self._masters if master.grad is not None]
-        norm = float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
+        norm = _norm(gradients)
         applied = math.isfinite(norm) and norm <= self.settings.skip_grad_norm
         if applied:
             self._apply(rate, norm)
@@ -109,17 +128,23 @@ class Optimizer:
         """Everything that `load_state_dict` needs to go on exactly; float32 parameters are the model's to save."""
         own = [None if m is p else m.detach() for m, p in zip(self._masters, self._parameters, strict=True)]
         counters = {field.name: getattr(self.counters, field.name) for field in fields(Counters)}
-        return {"adamw": self._adamw.state_dict(), "masters": own, "counters": counters}
+        muon = {} if self._muon is None else {"muon": self._muon.state_dict()}
+        return {"adamw": self._adamw.state_dict(), "masters": own, "counters": counters, **muon}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`. Raises ValueError if it is of another model."""
+        """Go on from a `state_dict`, sharing nothing with it. Raises ValueError if it is of another model."""
+        state = copy.deepcopy(state)
         if len(state["masters"]) != len(self._masters):
             raise ValueError(f"optimizer state of {len(state['masters'])} parameters for {len(self._masters)}")
-        self._adamw.load_state_dict(state["adamw"])
+        if ("muon" in state) != (self._muon is not None):
+            raise ValueError("optimizer state of another kind of optimizer")
+        self._adamw.load_state_dict(_divided(state["adamw"], self._adamw))
+        if self._muon is not None:
+            self._muon.load_state_dict(state["muon"])
         self.counters = Counters(**state["counters"])
         for saved, master in zip(state["masters"], self._masters, strict=True):
             if saved is not None:
-                master.data.copy_(saved)
+                master.data.copy_(divided_like(saved, master))
 
     def _collect(self) -> None:
         """Move gradients of lower precision to their masters."""
@@ -129,14 +154,66 @@ class Optimizer:
                 parameter.grad = None
 
     def _apply(self, rate: float, norm: float) -> None:
-        torch.nn.utils.clip_grads_with_norm_(self._masters, self.settings.max_grad_norm, torch.tensor(norm))
-        for group in self._adamw.param_groups:
-            group["lr"] = rate
-        self._adamw.step()
+        if norm > self.settings.max_grad_norm:
+            gradients = [master.grad for master in self._masters if master.grad is not None]
+            for gradient in gradients:
+                gradient.mul_(self.settings.max_grad_norm / (norm + 1e-6))
+        for optimizer in (self._adamw, self._muon):
+            if optimizer is None:
+                continue
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
         with torch.no_grad():
             for parameter, master in zip(self._parameters, self._masters, strict=True):
                 if master is not parameter:
                     parameter.copy_(master)
+
+
+def _is_divided(tensor: torch.Tensor) -> bool:
+    return hasattr(tensor, "full_tensor")
+
+
+def _norm(gradients: list[torch.Tensor]) -> float:
+    """The norm of all gradients together, over all processes."""
+    total = 0.0
+    for chosen in (True, False):
+        part = [gradient for gradient in gradients if _is_divided(gradient) is chosen]
+        if part:
+            total = math.hypot(total, float(whole(torch.nn.utils.get_total_norm(part))))
+    return total
+
+
+def _divided(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Whole moments divided as the parameters are, where those are divided."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    moments = {
+        number: {
+            name: divided_like(value, parameters[number]) if isinstance(value, torch.Tensor) else value
+            for name, value in values.items()
+        }
+        for number, values in state["state"].items()
+    }
+    return {**state, "state": moments}
+
+
+def hidden_matrices(model: Any) -> list[torch.nn.Parameter]:
+    """Weights of the linear layers inside the backbone: what Muon is for. Embeddings and head are AdamW's."""
+    return [
+        module.weight
+        for module in model.base_model.modules()
+        if isinstance(module, torch.nn.Linear) and module.weight.requires_grad
+    ]
+
+
+def _muon(matrices: list[torch.nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer | None:
+    if not matrices:
+        return None
+    if not hasattr(torch.optim, "Muon"):
+        raise UserError(f"trainer.optimizer: torch {torch.__version__} has no Muon; 2.9 or later does")
+    return torch.optim.Muon(
+        matrices, lr=settings.lr, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"
+    )
 
 
 def _master(parameter: torch.nn.Parameter) -> torch.nn.Parameter:

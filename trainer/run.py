@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -16,14 +17,20 @@ from protocol.errors import OurFault, UserError
 from protocol.signing import SignedEnvelope
 from shardcast.publish import key_rotations
 from trainer.config import load_trainer_run
+from trainer.crew import Crew, objective_of
 from trainer.loop import Trainer
 from trainer.step import StepResult
+from trainer.steplog import open_logs
+from trainer.team import Team
 
 log = logging.getLogger(__name__)
 
 
-async def run_trainer(path: Path) -> None:
-    """Train as the run file says. SIGTERM ends after the current step, with a checkpoint."""
+async def run_trainer(path: Path, environment: Mapping[str, str]) -> None:
+    """Train as the run file says. `environment` may hold torchrun's variables.
+
+    SIGTERM ends after the current step, with a checkpoint.
+    """
     run = load_trainer_run(path)
     try:
         identity = keyfile.load(run.trainer.key)
@@ -32,15 +39,32 @@ async def run_trainer(path: Path) -> None:
     token = trainer_token.load(run.trainer.token)
     if run.trainer.threads is not None:
         torch.set_num_threads(run.trainer.threads)
+    objective_of(run.trainer)  # a mistake there is said before anything is waited for
+    team = Team.join(environment)
+    if not team.leads:
+        _, temperature = team.tell(None)
+        await asyncio.to_thread(lambda: Crew(run, temperature, team).follow())
+        team.leave()
+        return
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     rotations = await _rotations(run.trainer.origin)
-    client = TrainerClient(run.trainer.coordinator, token, key_rotations=rotations, stop=stop)
+    client = TrainerClient(
+        run.trainer.coordinator, token, key_rotations=rotations, stop=stop, ca=run.trainer.coordinator_ca
+    )
+    logs = open_logs(run.trainer.tensorboard, run.trainer.wandb_project, run.model_path.name)
+
+    def on_step(batch: int, result: StepResult) -> None:
+        _log_step(batch, result)
+        logs.write(batch, result.metrics)
+
     try:
-        await Trainer(run, client, identity, stop).run(_log_step)
+        await Trainer(run, client, identity, stop, team).run(on_step)
     finally:
+        logs.close()
         await client.close()
+        team.leave()
 
 
 async def _rotations(origin: str) -> list[SignedEnvelope]:

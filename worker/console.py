@@ -46,6 +46,8 @@ def one_line(status: Status) -> str:
     ]
     if status.outbox:
         parts.append(f"{status.outbox} in the outbox")
+    if status.twin:
+        parts.append("another worker uses this identity")
     if status.last_reason:
         parts.append(f"last reason: {status.last_reason}")
     return " · ".join(parts)
@@ -70,6 +72,8 @@ def panel(status: Status, terms: RunTerms, worker: str) -> Any:
     table.add_row("Handed in", f"{status.receipts} receipts   {status.outbox} waiting in the outbox")
     table.add_row("Verdicts", f"{status.accepted} accepted   {status.rejected} rejected   {status.pending} pending")
     table.add_row("Credits", f"{status.credits} verified tokens   {status.strikes} strikes")
+    if status.twin:
+        table.add_row("Warning", Text("another worker uses this identity: see the log", style="red"))
     if status.last_reason:
         table.add_row("Last reason", Text(status.last_reason, style="yellow"))
     title = Text(f"{terms.name} · {terms.model}")  # Text: what the coordinator says is never markup

@@ -8,16 +8,18 @@ import signal
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import NoReturn
 
-from coordinator.client import WorkerClient, fetch_terms
+from coordinator.client import Trust, WorkerClient, fetch_terms
 from protocol import keyfile
 from protocol.errors import UserError
 from protocol.signing import short_id
 from protocol.terms import RunTerms
+from protocol.trust import is_loopback
 from shardcast.client import ShardcastClient
 from shardcast.swarm import Swarm, SwarmConfig
-from worker import console
+from worker import console, preflight
 from worker.config import WorkerConfig
 from worker.engine import Engine
 from worker.hardware import default_kv_cache_gib, describe, native_dtype
@@ -32,15 +34,20 @@ log = logging.getLogger(__name__)
 EngineFactory = Callable[[WorkerConfig, RunTerms], Engine]
 
 
-async def join(url: str, config: WorkerConfig, make_engine: EngineFactory, *, as_json: bool) -> None:
+async def join(
+    url: str, config: WorkerConfig, make_engine: EngineFactory, *, as_json: bool, ca: Path | None = None
+) -> None:
     """Work for the run behind `url` until stopped. Raises UserError for what the user can mend."""
     identity, made = keyfile.load_or_create(config.identity_path)
     _say(f"{'made' if made else 'using'} the identity {short_id(identity.key_id)} in {config.identity_path}", as_json)
-    terms = await fetch_terms(url, on_retry=lambda text: _say(text, as_json))
-    if check_pins(config.home / "pins", url, terms):
-        _say(f"pinned the keys of {url}", as_json)
+    trust = Trust(url, ca)
+    if not trust.encrypted and not is_loopback(trust.host):
+        _say(f"{trust.url} is not encrypted: whoever is on the way can read and change what is said", as_json)
+    terms = await fetch_terms(trust, on_retry=lambda text: _say(text, as_json))
+    if check_pins(config.home / "pins", trust.url, terms):
+        _say(f"pinned the keys of {trust.url}", as_json)
     if not terms.relays:
-        raise UserError(f"{url} names no relay to take weights from: tell its operator to set shardcast.relays")
+        raise UserError(f"{trust.url} names no relay to take weights from: tell its operator to set shardcast.relays")
     _say(f"joining {terms.name}: {terms.model}, staleness ≤ {terms.max_staleness}", as_json)
     status = Status()
     run_folder = config.home / "runs" / terms.run_id
@@ -51,6 +58,8 @@ async def join(url: str, config: WorkerConfig, make_engine: EngineFactory, *, as
         hardware=describe(),
         software=f"rollswarm {installed_version()}",
         on_outage=lambda text: log.warning("%s", text, extra={"action": "outage"}),
+        trust=trust,
+        invite=config.invite,
     )
     shardcast = ShardcastClient(
         terms.relays,
@@ -60,6 +69,12 @@ async def join(url: str, config: WorkerConfig, make_engine: EngineFactory, *, as
         max_mbit=config.max_download_mbit,
         swarm=_swarm(config),
     )
+    try:
+        await preflight.look(shardcast, config, lambda text: _say(text, as_json))
+    except UserError:
+        await client.close()
+        await shardcast.close()
+        raise
     worker = Worker(
         terms,
         identity=identity,

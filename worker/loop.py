@@ -32,6 +32,7 @@ from protocol.wire import rollout_to_payload
 from worker.engine import Engine, Generation, GenerationRequest, Progress, Weights
 from worker.outbox import Outbox
 from worker.status import Status
+from worker.twin import MESSAGE, Twin
 from worker.verdict import verdict_line
 from worker.weights import WeightsFollower
 
@@ -91,6 +92,7 @@ class Worker:
         self._changed = asyncio.Condition()  # a task ended, or other weights are loaded
         self._posted = asyncio.Event()  # something new is in the outbox
         self._told: set[str] = set()  # rejections that the log has
+        self._twin = Twin()
 
     def stop(self) -> None:
         """Finish what is begun, give back what can't be, and end."""
@@ -322,6 +324,7 @@ class Worker:
         self._status.credits, self._status.strikes = standing.credits, standing.strikes
         self._status.accepted, self._status.rejected = standing.accepted, standing.rejected
         self._status.pending = standing.pending
+        self._look_for_a_twin(standing.accepted + standing.rejected + standing.pending)
         rejected = [verdict for verdict in standing.verdicts if verdict.outcome == "rejected"]
         if rejected:
             self._status.last_reason = f"{rejected[0].reason}: {rejected[0].detail}"
@@ -331,7 +334,20 @@ class Worker:
         self._told = {verdict.rollout_id for verdict in rejected}
         if standing.banned:
             self._status.banned = standing.ban_reason
-            raise UserError(f"this key is banned from the run: {standing.ban_reason}")
+            raise UserError(
+                f"this key is banned from the run: {standing.ban_reason}; `worker status` shows the evidence, and only the "
+                "run's operator can lift a ban"
+            )
+
+    def _look_for_a_twin(self, known: int) -> None:
+        """Say once that another worker uses our key. `known`: its rollouts at the coordinator."""
+        status = self._status
+        handed_in = status.receipts + status.refused
+        unanswered = max(status.outbox, len(self._outbox.waiting()))
+        count = self._twin.elsewhere(known=known, handed_in=handed_in, unanswered=unanswered)
+        if count and not status.twin:
+            log.warning("%s", MESSAGE.format(count=count), extra={"action": "twin"})
+        status.twin = max(status.twin, count)
 
     async def _swap(self, weights: Weights) -> None:
         report = await self._engine.swap(weights)

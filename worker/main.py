@@ -1,4 +1,4 @@
-"""`worker join | status | identity`. Imports nothing heavy until a command runs."""
+"""`worker join | status | identity | doctor | config | leave`. Imports nothing heavy until a command runs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ from typing import Annotated, Any
 import typer
 
 from protocol.cli import run_app, set_up_logging
+from worker import commands
 
 app = typer.Typer(
     help="A worker generates rollouts with its own GPU (or CPU) for a run, proves them, and earns credits.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 Home = Annotated[Path | None, typer.Option("--home", help="Where identity, outbox and weights are kept.")]
-CoordinatorUrl = Annotated[str, typer.Option("--coordinator", help="The coordinator's URL, https://… or http://….")]
+CoordinatorUrl = Annotated[
+    str,
+    typer.Option("--coordinator", help="The coordinator's URL as its operator gave it, with #sha256=… if it has one."),
+]
+Authority = Annotated[
+    Path | None,
+    typer.Option("--ca", help="The authority of the coordinator's certificate, if neither public nor pinned."),
+]
 
 
 class EngineName(enum.StrEnum):
@@ -32,7 +39,11 @@ class EngineName(enum.StrEnum):
 def join(
     coordinator: CoordinatorUrl,
     home: Home = None,
+    ca: Authority = None,
     name: Annotated[str | None, typer.Option("--name", help="Shown on the dashboard.")] = None,
+    invite: Annotated[
+        str | None, typer.Option("--invite", help="The operator's invitation, where a run asks for one.")
+    ] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="auto, bfloat16 or float32.")] = None,
     concurrency: Annotated[int | None, typer.Option("--concurrency", help="Samples generated at once.")] = None,
     max_model_len: Annotated[
@@ -67,12 +78,15 @@ def join(
     """Join a run and work until stopped."""
     import asyncio
 
+    from worker import home as home_lock
     from worker import join as joining
+    from worker.within_memory import within_memory
 
     set_up_logging()
     config = _config(
         home=home,
         name=name,
+        invite=invite,
         dtype=dtype,
         concurrency=concurrency,
         max_model_len=max_model_len,
@@ -86,27 +100,24 @@ def join(
         max_upload_mbit=max_upload_mbit,
     )
     factory = joining.vllm_engine if engine is EngineName.VLLM else joining.reference_engine
-    asyncio.run(joining.join(coordinator, config, factory, as_json=json))
+    with home_lock.held(config.home):
+        asyncio.run(
+            within_memory(
+                lambda fitting: joining.join(coordinator, fitting, factory, as_json=json, ca=ca),
+                config,
+                lambda text: typer.echo(text, err=True),
+            )
+        )
 
 
 @app.command()
-def status(coordinator: CoordinatorUrl, home: Home = None) -> None:
+def status(coordinator: CoordinatorUrl, home: Home = None, ca: Authority = None) -> None:
     """Show this worker's credits, strikes, and the latest verdicts with their reasons."""
     import asyncio
 
     from worker.status_command import show_status
 
-    asyncio.run(show_status(coordinator, _config(home=home)))
-
-
-@app.command()
-def identity(home: Home = None) -> None:
-    """Print the key id of this worker's identity, made if there is none, and where it is kept."""
-    from protocol import keyfile
-
-    path = _config(home=home).identity_path
-    key, made = keyfile.load_or_create(path)
-    typer.echo(f"{key.key_id}\n{'made' if made else 'kept'} in {path}: whoever has this file has this worker's credits")
+    asyncio.run(show_status(coordinator, _config(home=home), ca))
 
 
 def _config(**flags: Any) -> Any:
@@ -120,6 +131,9 @@ def _config(**flags: Any) -> Any:
         return WorkerConfig(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
         raise UserError(explain_validation(error.errors(), "worker settings")) from None
+
+
+commands.add_to(app, _config)
 
 
 def main() -> None:

@@ -35,6 +35,7 @@ class Status:
     banned: str = ""
     last_reason: str = ""
     waiting_for: str = ""
+    twin: int = 0  # rollouts of our key that another worker handed in
     _tokens: deque[tuple[float, int]] = field(default_factory=deque)
 
     def count_tokens(self, count: int, now: float | None = None) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from coordinator.client import WorkerClient, fetch_terms
+from pathlib import Path
+
+from coordinator.client import Trust, WorkerClient, fetch_terms
 from protocol import keyfile
 from protocol.errors import UserError
 from worker.config import WorkerConfig
@@ -13,15 +15,21 @@ from worker.verdict import verdict_line
 _PATIENCE_S = 5.0
 
 
-async def show_status(url: str, config: WorkerConfig) -> None:
+async def show_status(url: str, config: WorkerConfig, ca: Path | None = None) -> None:
     """Print standing and verdicts. Raises UserError if there is no identity or no coordinator."""
     try:
         identity = keyfile.load(config.identity_path)
     except FileNotFoundError:
         raise UserError(f"there is no identity in {config.identity_path}: `worker join` makes one") from None
-    terms = await fetch_terms(url, patience_s=_PATIENCE_S)
+    trust = Trust(url, ca)
+    terms = await fetch_terms(trust, patience_s=_PATIENCE_S)
     client = WorkerClient(
-        terms, identity, name=config.name, hardware=describe(), software=f"rollswarm {installed_version()}"
+        terms,
+        identity,
+        name=config.name,
+        hardware=describe(),
+        software=f"rollswarm {installed_version()}",
+        trust=trust,
     )
     try:
         standing = await client.standing(patience_s=_PATIENCE_S)

@@ -89,6 +89,10 @@ async def overdue(connection: AsyncConnection, at: float) -> list[Lease]:
     return [_lease(row) for row in rows]
 
 
+async def live(connection: AsyncConnection) -> list[Lease]:
+    return [_lease(row) for row in await connection.execute(select(leases).where(leases.c.state == "live"))]
+
+
 async def live_of_worker(connection: AsyncConnection, worker_id: str) -> list[Lease]:
     rows = await connection.execute(select(leases).where(leases.c.state == "live", leases.c.worker_id == worker_id))
     return [_lease(row) for row in rows]
@@ -112,13 +116,17 @@ async def count_live_of_worker(connection: AsyncConnection, worker_id: str) -> i
     return int((await connection.execute(statement)).scalar_one())
 
 
-async def count_live_of_newcomers(connection: AsyncConnection, probation_rollouts: int) -> int:
-    """Live leases of all workers that are still on probation, together."""
+async def count_live_of_newcomers(
+    connection: AsyncConnection, probation_rollouts: int, address: str | None = None
+) -> int:
+    """Live leases of all workers that are still on probation, together; of those from one address if it is given."""
     statement = (
         select(func.count())
         .select_from(leases.join(workers, workers.c.worker_id == leases.c.worker_id))
         .where(leases.c.state == "live", workers.c.accepted < probation_rollouts)
     )
+    if address is not None:
+        statement = statement.where(workers.c.address == address)
     return int((await connection.execute(statement)).scalar_one())
 
 

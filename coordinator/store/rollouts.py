@@ -225,6 +225,15 @@ async def unconsumed_of_worker(connection: AsyncConnection, worker_id: str) -> l
     )
 
 
+async def unconsumed_after(connection: AsyncConnection, version: int) -> list[Row]:
+    """Those with a token of a later version than this."""
+    return list(
+        await connection.execute(
+            select(t.rollouts).where(t.rollouts.c.newest_version > version, t.rollouts.c.state.in_(UNCONSUMED))
+        )
+    )
+
+
 async def count_pending_of_worker(connection: AsyncConnection, worker_id: str) -> int:
     """Received from this worker and not judged yet."""
     statement = select(func.count()).where(

@@ -106,6 +106,14 @@ async def read(connection: AsyncConnection, *, probation_rollouts: int = 0) -> S
     )
 
 
+async def state(connection: AsyncConnection) -> tuple[Any, ...]:
+    """Something that differs whenever the run has changed in a way that pages show; cheap to read."""
+    newest = [func.max(t.events.c.event_id), func.max(t.verdicts.c.verified_at), func.max(t.rollouts.c.received_at)]
+    newest += [func.max(t.policy_versions.c.version), func.max(t.steps.c.batch)]
+    values = [(await connection.execute(select(each))).scalar() for each in newest]
+    return (*values, await leases.count_live(connection))
+
+
 async def _counts(connection: AsyncConnection, table: Any, key: Any, amount: Any = None) -> dict[str, int]:
     counted = func.count() if amount is None else func.sum(amount)
     rows = await connection.execute(select(key, counted).select_from(table).group_by(key).order_by(key))

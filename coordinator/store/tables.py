@@ -14,6 +14,7 @@ from sqlalchemy import (
     JSON,
     BigInteger,
     Boolean,
+    CheckConstraint,
     Column,
     Float,
     ForeignKey,
@@ -179,6 +180,7 @@ rollouts = Table(
     Index("ix_rollouts_state", "state", "received_at"),
     Index("ix_rollouts_group", "group_id", "state"),
     Index("ix_rollouts_worker", "worker_id", "state"),
+    Index("ix_rollouts_worker_received", "worker_id", "received_at"),
 )
 
 payloads = Table(
@@ -268,6 +270,39 @@ steps = Table(
     Column("metrics", JSON, nullable=False),
     Column("dropped", JSON, nullable=False),
     Column("reported_at", Float, nullable=False),
+)
+
+invites = Table(
+    "invites",
+    metadata,
+    Column("token_hash", String(64), primary_key=True),
+    Column("note", String(120), nullable=False),
+    Column("uses_left", Integer, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float, nullable=False),
+    CheckConstraint("uses_left >= 0", name="ck_invites_uses_left"),
+)
+
+# Who may look at the run and change it. Tokens are stored as hashes.
+operators = Table(
+    "operators",
+    metadata,
+    Column("token_hash", String(64), primary_key=True),
+    Column("name", String(64), nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float),
+    Column("revoked", Boolean, nullable=False, default=False),
+    UniqueConstraint("name"),
+)
+
+# What was changed while the run goes on; the run file's value holds for what is not here.
+knobs = Table(
+    "knobs",
+    metadata,
+    Column("name", String(32), primary_key=True),
+    Column("value", Float, nullable=False),
+    Column("changed_at", Float, nullable=False),
 )
 
 events = Table(

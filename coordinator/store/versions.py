@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.store.tables import batches, groups, leases, policy_versions, rollouts
@@ -39,15 +39,23 @@ async def announce(
 ) -> bool:
     """Record a version; False if it was known with this very digest.
 
-    Raises UserError for another digest under a known number, or a number that leaves a gap.
+    Raises UserError for another digest under a known number, a withdrawn number, or a number that leaves a gap.
     """
     known = (
-        await connection.execute(select(policy_versions.c.manifest_digest).where(policy_versions.c.version == version))
-    ).scalar()
-    if known == digest:
+        await connection.execute(
+            select(policy_versions.c.manifest_digest, policy_versions.c.withdrawn).where(
+                policy_versions.c.version == version
+            )
+        )
+    ).first()
+    if known is not None and known.withdrawn:
+        raise UserError(f"version {version} was withdrawn: `trainer rollback` goes back to an earlier checkpoint")
+    if known is not None and known.manifest_digest == digest:
         return False
     if known is not None:
-        raise UserError(f"version {version} is {known[:19]}… for ever; the trainer must publish the next number")
+        raise UserError(
+            f"version {version} is {known.manifest_digest[:19]}… for ever; the trainer must publish the next number"
+        )
     newest = (await connection.execute(select(func.max(policy_versions.c.version)))).scalar()
     expected = 0 if newest is None else newest + 1
     if version != expected:
@@ -64,6 +72,21 @@ async def announce(
         )
     )
     return True
+
+
+async def withdraw(connection: AsyncConnection, after: int) -> list[int]:
+    """Mark every version after `after` as withdrawn; those that were not yet, in order."""
+    chosen = (policy_versions.c.version > after, policy_versions.c.withdrawn.is_(False))
+    rows = await connection.execute(select(policy_versions.c.version).where(*chosen).order_by("version"))
+    numbers = [row.version for row in rows]
+    await connection.execute(update(policy_versions).where(*chosen).values(withdrawn=True))
+    return numbers
+
+
+async def withdrawn(connection: AsyncConnection) -> frozenset[int]:
+    """Numbers that were taken back."""
+    rows = await connection.execute(select(policy_versions.c.version).where(policy_versions.c.withdrawn.is_(True)))
+    return frozenset(row.version for row in rows)
 
 
 async def required(connection: AsyncConnection) -> list[int]:

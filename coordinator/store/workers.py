@@ -44,6 +44,23 @@ async def others_active(connection: AsyncConnection, worker_id: str, since: floa
     return (await connection.execute(select(workers.c.worker_id).where(other).limit(1))).first() is not None
 
 
+async def address(connection: AsyncConnection, worker_id: str) -> str:
+    """Where the worker last registered from."""
+    found = await connection.execute(select(workers.c.address).where(workers.c.worker_id == worker_id))
+    return str(found.scalar_one())
+
+
+async def newcomers_elsewhere(connection: AsyncConnection, address: str, probation_rollouts: int, since: float) -> bool:
+    """Whether a worker on probation that may work was here since then from another address."""
+    other = (
+        (workers.c.address != address)
+        & workers.c.banned.is_(False)
+        & (workers.c.accepted < probation_rollouts)
+        & (workers.c.last_seen_at >= since)
+    )
+    return (await connection.execute(select(workers.c.worker_id).where(other).limit(1))).first() is not None
+
+
 async def standing(connection: AsyncConnection, worker_id: str) -> Standing | None:
     """The worker's standing, None if it never registered."""
     row = (await connection.execute(select(workers).where(workers.c.worker_id == worker_id))).first()

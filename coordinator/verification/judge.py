@@ -53,6 +53,7 @@ class Judge:
         self._decode = decode
         self._fetch = fetch
         self._settings = run_file.verification
+        self.audit_floor = run_file.verification.audit_fraction  # an operator may change it while the run goes on
         self._sampling = run_file.sampling
         self._environments = {section.name: section for section in run_file.environments}
         self._vocab_size, self._hidden_size = model_shape(run_file.model.path)
@@ -108,7 +109,7 @@ class Judge:
             newcomer=item.newcomer,
             watched=item.watched,
             clean_tokens=item.clean_tokens,
-            floor=self._settings.audit_fraction,
+            floor=self.audit_floor,
         )
         return audit.is_drawn(self._secret, item.rollout_id, share)
 

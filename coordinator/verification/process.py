@@ -17,7 +17,7 @@ from pathlib import Path
 
 from coordinator import verdicts
 from coordinator.config import RunFile
-from coordinator.store import database, rollouts, versions
+from coordinator.store import database, knobs, rollouts, versions
 from coordinator.store import run as run_store
 from coordinator.store.database import Database
 from coordinator.store.rollouts import PendingRollout
@@ -134,6 +134,8 @@ class Verifier:
     async def _claim(self) -> list[PendingRollout]:
         async with self._db.write() as connection:
             at = await database.now(connection)
+            turned = await knobs.read(connection)
+            self._judge.audit_floor = turned.get("audit_fraction", self._settings.audit_fraction)
             await verdicts.give_up(connection, at)
             return await rollouts.claim(
                 connection,

@@ -19,7 +19,13 @@ ROLES = ("coordinator", "worker", "trainer", "shardcast")
 PACKAGES = (*ROLES, "environments", "protocol")
 IMPORT_NAMES = (*PACKAGES, "protos")
 # What one role offers to others.
-CLIENTS = {"coordinator.client", "coordinator.trainer_token", "shardcast.client", "shardcast.publish"}
+CLIENTS = {
+    "coordinator.client",
+    "coordinator.trust",
+    "coordinator.trainer_token",
+    "shardcast.client",
+    "shardcast.publish",
+}
 # Modules that put processes together, and so may know several roles.
 ASSEMBLERS = {"main", "join", "run", "status_command"}
 HEAVY = {"torch", "vllm", "grpc", "sqlalchemy", "transformers", "aiohttp", "libtorrent"}
@@ -191,4 +197,5 @@ def test_no_module_reads_the_environment_but_those_that_configure() -> None:
             if "os.environ" in text or "os.getenv" in text:
                 readers.add(name)
     unexpected = {name for name in readers - allowed if not inside(name, "worker.vllm_engine")}
-    assert unexpected <= {"environments.sandbox", "environments.scorer", "worker.main", "worker.join"}, unexpected
+    known = {"environments.sandbox", "environments.scorer", "worker.main", "worker.join", "trainer.main"}
+    assert unexpected <= known, unexpected

@@ -2,9 +2,8 @@
 
     PPO on min(ρ, C), for tokens with s ≤ s_max
 
-Without the ceiling a negative advantage times a huge ratio makes an unbounded loss, since PPO's minimum takes the
-unclipped side there. Where ρ > C the gradient is 0. Equals INTELLECT-2's two-sided clip at δ = C, plus the gate.
-The approximate KL among the metrics uses the ratio before truncation, or it would look calm exactly when it is not.
+Equals INTELLECT-2's two-sided clip at δ = C, plus the gate. The approximate KL among the metrics uses the ratio before
+truncation, or it would look calm exactly when it is not. Source: the asynchronous chapter of the RLHF book.
 """
 
 from __future__ import annotations
@@ -14,8 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from protocol.errors import UserError
-from trainer.losses.base import LossInputs, TokenLoss, masked_mean, ratio
-from trainer.losses.ppo import Ppo, clipped
+from trainer.losses.base import TokenLoss
+from trainer.losses.inputs import LossInputs
+from trainer.losses.ppo import Ppo
+from trainer.losses.two_sided import truncated_ppo
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,4 @@ class AsyncPpo(Ppo):
         return mask_BT if self.max_staleness < 0 else mask_BT & (staleness_BT <= self.max_staleness)
 
     def token_loss(self, inputs: LossInputs) -> TokenLoss:
-        ratio_BT = ratio(inputs.new_BT, inputs.behaviour_BT)
-        loss_BT, inside_BT = clipped(
-            ratio_BT.clamp(max=self.ceiling), inputs.advantage_BT, self.clip_low, self.clip_high
-        )
-        truncated_BT = ratio_BT.detach() > self.ceiling
-        metrics = {"ratio_truncated": masked_mean(truncated_BT, inputs.mask_BT)}
-        return TokenLoss(loss_BT, inside_BT & ~truncated_BT, metrics)
+        return truncated_ppo(self.ratio(inputs), inputs, self.ceiling, self.clip_low, self.clip_high)

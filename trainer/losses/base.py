@@ -1,24 +1,19 @@
-"""What all objectives share: inputs, output, aggregation, ratios that cannot overflow.
+"""What an objective is made of: a loss per token, modifiers around it, regularizers beside it, and one sum.
 
-Shapes: B completions, T tokens of a completion. Per token: `new` = log π_θ now (with gradient), `old` = the trusted
-log-prob of the version that generated it, `behaviour` = what the ratio is taken against (by default `old`),
-A = advantage, s = staleness in versions; ρ = exp(new − behaviour), Δp = e^new − e^behaviour.
+Shapes and letters: `trainer.losses.inputs`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import torch
 
 from protocol.errors import UserError
-
-# exp(±30) is finite in float32 and in the products that the losses form; real ratios are nowhere near.
-MAX_LOG_RATIO = 30.0
-# Below e^-100 a probability is 0 for every purpose; keeps −inf − (−inf) out.
-MIN_LOGPROB = -100.0
+from trainer.losses.inputs import LossInputs, Need, bounded
 
 
 class Aggregation(StrEnum):
@@ -34,39 +29,17 @@ class Aggregation(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class LossInputs:
-    """All [B, T]. `mask_BT` (bool): tokens that count; the other fields may hold anything, even NaN, elsewhere.
-
-    `staleness_BT` (integer, versions). Only `new_BT` has a gradient.
-    """
-
-    new_BT: torch.Tensor
-    old_BT: torch.Tensor
-    behaviour_BT: torch.Tensor
-    advantage_BT: torch.Tensor
-    mask_BT: torch.Tensor
-    staleness_BT: torch.Tensor
-
-    def cleaned(self) -> LossInputs:
-        """The same with 0 wherever the mask is False, by selection: multiplying would turn 0 × inf into NaN."""
-        fields = ("new_BT", "old_BT", "behaviour_BT", "advantage_BT", "staleness_BT")
-        return replace(self, **{name: torch.where(self.mask_BT, getattr(self, name), 0) for name in fields})
-
-    def with_behaviour(self, tolerance: float) -> LossInputs:
-        """The same with the worker's claims confined to `old` ± `tolerance` nats; 0 uses `old` alone (the default)."""
-        return replace(self, behaviour_BT=clamp_behaviour(self.behaviour_BT, self.old_BT, tolerance))
-
-
-@dataclass(frozen=True, slots=True)
 class LossOutput:
     """`loss`: a scalar to call backward on. `kept_BT` (bool): tokens whose policy gradient was not cut to zero.
 
-    `metrics`: floats of this objective alone, as means over the masked tokens.
+    `loss_BT`: what each token adds to the loss, without gradient. `metrics`: floats of this objective alone, as means
+    over the masked tokens.
     """
 
     loss: torch.Tensor
     kept_BT: torch.Tensor
     metrics: dict[str, float]
+    loss_BT: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +53,7 @@ class TokenLoss:
 
 @dataclass(frozen=True)
 class Loss(ABC):
-    """An objective. Its fields are its parameters, by the names that a run file uses.
+    """A loss per token. Its fields are its parameters, by the names that a run file uses.
 
     Subclasses say what a token costs (`token_loss`) and which tokens are gated away as too stale (`gate`). Tokens that
     a trust region cuts stay in the denominator; gated ones leave it.
@@ -90,8 +63,7 @@ class Loss(ABC):
     constant_length: int = 0
 
     def __post_init__(self) -> None:
-        if self.aggregation not in list(Aggregation):
-            raise UserError(f"loss: aggregation must be one of {', '.join(Aggregation)}, got {self.aggregation!r}")
+        one_of("loss", "aggregation", self.aggregation, list(Aggregation))
         if self.aggregation == Aggregation.CONSTANT and self.constant_length < 1:
             raise UserError("loss: aggregation 'constant' needs constant_length, a number of tokens")
 
@@ -103,48 +75,143 @@ class Loss(ABC):
         """The tokens of `mask_BT` that take part at all."""
         return mask_BT
 
+    def needs(self) -> frozenset[Need]:
+        """What `token_loss` reads beyond the inputs that are always there."""
+        return frozenset()
+
+    def alternatives(self) -> int:
+        """M, where `needs` names other tokens at each place."""
+        return 0
+
+    def denominator(self, mask_BT: torch.Tensor, staleness_BT: torch.Tensor) -> float:
+        """This batch's share of the step's denominator, for the loss alone."""
+        return Objective(self).denominator(mask_BT, staleness_BT)
+
+    def __call__(self, inputs: LossInputs, denominator: float | None = None) -> LossOutput:
+        """The loss alone, without modifiers and regularizers."""
+        return Objective(self)(inputs, denominator)
+
+
+@dataclass(frozen=True)
+class Modifier:
+    """Something around any loss (OBJECTIVES: "wraps"): the hooks that a subclass overrides are what it does."""
+
+    def weight(self, staleness_BT: torch.Tensor) -> torch.Tensor:
+        """Weights per token; they are in numerator and denominator."""
+        return torch.ones(staleness_BT.shape, device=staleness_BT.device)
+
+    def gate(self, mask_BT: torch.Tensor, staleness_BT: torch.Tensor) -> torch.Tensor:
+        """The tokens of `mask_BT` that take part at all; the others leave the denominator."""
+        return mask_BT
+
+    def keep(self, inputs: LossInputs) -> torch.Tensor:
+        """[B, T] (bool): tokens whose loss counts; the others cost 0 and stay in the denominator."""
+        return torch.ones_like(inputs.mask_BT)
+
+    def rate_scale(self, log_weights: Sequence[float]) -> float:
+        """Factor of the learning rate, from each completion's Σ (new − behaviour)."""
+        return 1.0
+
+    def needs(self) -> frozenset[Need]:
+        """What the hooks read beyond the inputs that are always there."""
+        return frozenset()
+
+
+@dataclass(frozen=True)
+class Regularizer(ABC):
+    """A term that is added to every token's loss."""
+
+    @abstractmethod
+    def term(self, inputs: LossInputs) -> torch.Tensor:
+        """[B, T], with gradient; `inputs` are cleaned."""
+
+    def needs(self) -> frozenset[Need]:
+        """What `term` reads beyond the inputs that are always there."""
+        return frozenset()
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A loss with its modifiers and regularizers: what a step calls."""
+
+    loss: Loss
+    modifiers: tuple[Modifier, ...] = ()
+    regularizers: tuple[Regularizer, ...] = ()
+
+    def needs(self) -> frozenset[Need]:
+        """What the step must supply."""
+        needs = self.loss.needs()
+        for modifier in self.modifiers:
+            needs |= modifier.needs()
+        for regularizer in self.regularizers:
+            needs |= regularizer.needs()
+        return needs
+
+    def alternatives(self) -> int:
+        """How many other tokens at each place the step must supply."""
+        return self.loss.alternatives()
+
+    def rate_scale(self, log_weights: Sequence[float]) -> float:
+        """Factor of the step's learning rate, from each completion's Σ (new − behaviour)."""
+        scale = 1.0
+        for modifier in self.modifiers:
+            scale *= modifier.rate_scale(log_weights)
+        return scale
+
     def denominator(self, mask_BT: torch.Tensor, staleness_BT: torch.Tensor) -> float:
         """This batch's share of the step's denominator; sum it over microbatches (and ranks) before `__call__`."""
-        taking_part = self.gate(mask_BT, staleness_BT)
-        if self.aggregation == Aggregation.TOKEN:
-            return float(taking_part.sum())
-        completions = float(taking_part.any(dim=1).sum())
-        return completions * (self.constant_length if self.aggregation == Aggregation.CONSTANT else 1)
+        taking_part = self._gate(mask_BT, staleness_BT)
+        weight_BT = torch.where(taking_part, self._weight(staleness_BT), 0.0)
+        if self.loss.aggregation == Aggregation.TOKEN:
+            return float(weight_BT.double().sum())
+        completions = float((weight_BT.double().sum(dim=1) / taking_part.sum(dim=1).clamp(min=1)).sum())
+        constant = self.loss.aggregation == Aggregation.CONSTANT
+        return completions * (self.loss.constant_length if constant else 1)
 
     def __call__(self, inputs: LossInputs, denominator: float | None = None) -> LossOutput:
         """The loss of a microbatch as its share of a step with `denominator` (None: the batch is the whole step)."""
-        gated = replace(inputs, mask_BT=self.gate(inputs.mask_BT, inputs.staleness_BT)).cleaned()
-        result = self.token_loss(gated)
+        gated = replace(inputs, mask_BT=self._gate(inputs.mask_BT, inputs.staleness_BT)).cleaned()
+        result = self.loss.token_loss(gated)
+        loss_BT, kept_BT = result.loss_BT, result.kept_BT & gated.mask_BT
+        for modifier in self.modifiers:
+            keep_BT = modifier.keep(gated)
+            loss_BT, kept_BT = torch.where(keep_BT, loss_BT, 0.0), kept_BT & keep_BT
+        for regularizer in self.regularizers:
+            loss_BT = loss_BT + regularizer.term(gated)
+        loss_BT = torch.where(gated.mask_BT, loss_BT * self._weight(gated.staleness_BT), 0.0)
+        if self.loss.aggregation == Aggregation.SEQUENCE:
+            loss_BT = loss_BT / gated.mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
         if denominator is None:
             denominator = self.denominator(inputs.mask_BT, inputs.staleness_BT)
-        loss_BT = torch.where(gated.mask_BT, result.loss_BT, 0.0)
-        if self.aggregation == Aggregation.SEQUENCE:
-            loss_BT = loss_BT / gated.mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
         # An empty step gives 0 with a gradient of 0, not 0 / 0.
-        loss = loss_BT.sum() / max(denominator, 1.0)
-        return LossOutput(loss, result.kept_BT & gated.mask_BT, result.metrics)
+        loss_BT = loss_BT / (denominator if denominator > 0.0 else 1.0)
+        return LossOutput(loss_BT.sum(), kept_BT, result.metrics, loss_BT.detach())
+
+    def _gate(self, mask_BT: torch.Tensor, staleness_BT: torch.Tensor) -> torch.Tensor:
+        mask_BT = self.loss.gate(mask_BT, staleness_BT)
+        for modifier in self.modifiers:
+            mask_BT = modifier.gate(mask_BT, staleness_BT)
+        return mask_BT
+
+    def _weight(self, staleness_BT: torch.Tensor) -> torch.Tensor:
+        weight_BT = torch.ones(staleness_BT.shape, device=staleness_BT.device)
+        for modifier in self.modifiers:
+            weight_BT = weight_BT * modifier.weight(staleness_BT)
+        return weight_BT
 
 
-def ratio(new_BT: torch.Tensor, reference_BT: torch.Tensor) -> torch.Tensor:
-    """exp(new − reference), finite whatever comes, with the gradient of `new`."""
-    return log_ratio(new_BT, reference_BT).exp()
+def surrogate(weight_BT: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
+    """−sg(weight) A new: the policy gradient of A with a weight that has no gradient of its own."""
+    return -weight_BT.detach() * inputs.advantage_BT * bounded(inputs.new_BT)
 
 
-def log_ratio(new_BT: torch.Tensor, reference_BT: torch.Tensor) -> torch.Tensor:
-    """new − reference in ±MAX_LOG_RATIO; beyond it the gradient is 0."""
-    difference = new_BT.clamp(min=MIN_LOGPROB) - reference_BT.clamp(min=MIN_LOGPROB)
-    return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+def one_of(owner: str, name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise UserError unless `value` is one of the choices."""
+    if value not in choices:
+        raise UserError(f"{owner}: {name} must be one of {', '.join(choices)}, got {value!r}")
 
 
-def clamp_behaviour(behaviour_BT: torch.Tensor, old_BT: torch.Tensor, tolerance: float) -> torch.Tensor:
-    """A worker's log-probs confined to the trusted ones ± `tolerance` (nats, ≥ 0); where not a number, the trusted."""
-    if tolerance < 0:
-        raise UserError(f"loss: behaviour_tolerance must be at least 0, got {tolerance}")
-    claimed = torch.where(torch.isnan(behaviour_BT), old_BT, behaviour_BT)
-    return torch.minimum(torch.maximum(claimed, old_BT - tolerance), old_BT + tolerance)
-
-
-def masked_mean(values_BT: torch.Tensor, mask_BT: torch.Tensor) -> float:
-    """Mean over the mask, 0.0 if it is empty."""
-    count = int(mask_BT.sum())
-    return float(torch.where(mask_BT, values_BT.detach().float(), 0.0).sum()) / count if count else 0.0
+def within(owner: str, name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+    """Raise UserError unless low ≤ value ≤ high (low < value where `open_low`)."""
+    if not (low <= value <= high) or (open_low and value == low):
+        raise UserError(f"{owner}: {name} must be in {'(' if open_low else '['}{low}, {high}], got {value}")

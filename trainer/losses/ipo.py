@@ -14,12 +14,13 @@ from dataclasses import dataclass
 
 import torch
 
-from protocol.errors import UserError
-from trainer.losses.base import Loss, LossInputs, TokenLoss, log_ratio, ratio
+from trainer.losses.against import RatioLoss
+from trainer.losses.base import TokenLoss, within
+from trainer.losses.inputs import LossInputs
 
 
 @dataclass(frozen=True)
-class Ipo(Loss):
+class Ipo(RatioLoss):
     """`epsilon`: the largest change of a token's probability that is trusted. `tau`: weight of the quadratic term."""
 
     epsilon: float = 0.3
@@ -27,14 +28,13 @@ class Ipo(Loss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0.0 < self.epsilon <= 1.0:
-            raise UserError(f"ipo: epsilon must be in (0, 1], got {self.epsilon}")
-        if self.tau < 0.0:
-            raise UserError(f"ipo: tau must be at least 0, got {self.tau}")
+        within("ipo", "epsilon", self.epsilon, 0.0, 1.0, open_low=True)
+        within("ipo", "tau", self.tau, 0.0, float("inf"))
 
     def token_loss(self, inputs: LossInputs) -> TokenLoss:
-        moved_BT = inputs.new_BT.detach().exp() - inputs.behaviour_BT.exp()
+        moved_BT = inputs.new_BT.detach().exp() - self.reference(inputs).exp()
         kept_BT = moved_BT.abs() <= self.epsilon
-        policy_BT = -ratio(inputs.new_BT, inputs.behaviour_BT) * inputs.advantage_BT
-        anchor_BT = self.tau * log_ratio(inputs.new_BT, inputs.behaviour_BT).square()
+        log_ratio_BT = self.log_ratio(inputs)
+        policy_BT = -log_ratio_BT.exp() * inputs.advantage_BT
+        anchor_BT = self.tau * log_ratio_BT.square()
         return TokenLoss(torch.where(kept_BT, policy_BT, 0.0) + anchor_BT, kept_BT, {})

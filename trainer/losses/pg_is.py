@@ -9,13 +9,15 @@ from dataclasses import dataclass
 
 import torch
 
-from trainer.losses.base import Loss, LossInputs, TokenLoss, ratio
+from trainer.losses.against import RatioLoss
+from trainer.losses.base import TokenLoss
+from trainer.losses.inputs import LossInputs
 
 
 @dataclass(frozen=True)
-class PgIs(Loss):
+class PgIs(RatioLoss):
     """No trust region at all."""
 
     def token_loss(self, inputs: LossInputs) -> TokenLoss:
-        loss_BT = -ratio(inputs.new_BT, inputs.behaviour_BT) * inputs.advantage_BT
-        return TokenLoss(loss_BT, torch.ones_like(inputs.mask_BT, dtype=torch.bool), {})
+        loss_BT = -self.ratio(inputs) * inputs.advantage_BT
+        return TokenLoss(loss_BT, torch.ones_like(inputs.mask_BT), {})

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.rollswarm.v1 import common_pb2 as protos_dot_rollswarm_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protos/rollswarm/v1/trainer.proto\x12\x0crollswarm.v1\x1a protos/rollswarm/v1/common.proto\"\x14\n\x12GetRunStateRequest\"\xc0\x01\n\x13GetRunStateResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x19\n\x0chead_version\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x0bhead_digest\x18\x03 \x01(\t\x12\x12\n\nnext_batch\x18\x04 \x01(\x04\x12\x13\n\x0btemperature\x18\x05 \x01(\x01\x12\x15\n\rmax_staleness\x18\x06 \x01(\r\x12\x18\n\x10groups_per_batch\x18\x07 \x01(\rB\x0f\n\r_head_version\"}\n\x16\x41nnounceVersionRequest\x12.\n\x08manifest\x18\x01 \x01(\x0b\x32\x1c.rollswarm.v1.SignedEnvelope\x12\x33\n\rkey_rotations\x18\x02 \x03(\x0b\x32\x1c.rollswarm.v1.SignedEnvelope\"/\n\x17\x41nnounceVersionResponse\x12\x14\n\x0chead_version\x18\x01 \x01(\x04\"x\n\x11PullGroupsRequest\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12\x17\n\x0ftrainer_version\x18\x02 \x01(\x04\x12\x16\n\x0eheld_group_ids\x18\x03 \x03(\t\x12\x12\n\nmax_groups\x18\x04 \x01(\r\x12\x0f\n\x07wait_ms\x18\x05 \x01(\r\"@\n\x12PullGroupsResponse\x12*\n\x06groups\x18\x01 \x03(\x0b\x32\x1a.rollswarm.v1.RolloutGroup\"\xa6\x01\n\x0cRolloutGroup\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x0f\n\x07task_id\x18\x02 \x01(\t\x12\x13\n\x0b\x65nvironment\x18\x03 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\r\x12\x13\n\x0bn_requested\x18\x05 \x01(\r\x12/\n\x08rollouts\x18\x06 \x03(\x0b\x32\x1d.rollswarm.v1.VerifiedRollout\"\xa0\x02\n\x0fVerifiedRollout\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x11\n\tsample_id\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\'\n\x08segments\x18\x04 \x03(\x0b\x32\x15.rollswarm.v1.Segment\x12(\n\x05spans\x18\x05 \x03(\x0b\x32\x19.rollswarm.v1.VersionSpan\x12\x1a\n\x12\x62\x65haviour_logprobs\x18\x06 \x01(\x0c\x12\x14\n\x0cold_logprobs\x18\x07 \x01(\x0c\x12\x0e\n\x06reward\x18\x08 \x01(\x01\x12\x0f\n\x07\x61udited\x18\t \x01(\x08\x12-\n\x0bstop_reason\x18\n \x01(\x0e\x32\x18.rollswarm.v1.StopReason\"2\n\x19\x41\x63knowledgeBatchesRequest\x12\x15\n\rthrough_batch\x18\x01 \x01(\x04\"2\n\x1a\x41\x63knowledgeBatchesResponse\x12\x14\n\x0c\x61\x63knowledged\x18\x01 \x01(\r\"\xcf\x02\n\x11ReportStepRequest\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12\x17\n\x0ftrainer_version\x18\x02 \x01(\x04\x12\x17\n\x0foptimizer_steps\x18\x03 \x01(\x04\x12=\n\x07metrics\x18\x04 \x03(\x0b\x32,.rollswarm.v1.ReportStepRequest.MetricsEntry\x12=\n\x07\x64ropped\x18\x05 \x03(\x0b\x32,.rollswarm.v1.ReportStepRequest.DroppedEntry\x12\x1b\n\x13trained_rollout_ids\x18\x06 \x03(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x14\n\x12ReportStepResponse2\xcf\x03\n\x0eTrainerService\x12R\n\x0bGetRunState\x12 .rollswarm.v1.GetRunStateRequest\x1a!.rollswarm.v1.GetRunStateResponse\x12^\n\x0f\x41nnounceVersion\x12$.rollswarm.v1.AnnounceVersionRequest\x1a%.rollswarm.v1.AnnounceVersionResponse\x12O\n\nPullGroups\x12\x1f.rollswarm.v1.PullGroupsRequest\x1a .rollswarm.v1.PullGroupsResponse\x12g\n\x12\x41\x63knowledgeBatches\x12\'.rollswarm.v1.AcknowledgeBatchesRequest\x1a(.rollswarm.v1.AcknowledgeBatchesResponse\x12O\n\nReportStep\x12\x1f.rollswarm.v1.ReportStepRequest\x1a .rollswarm.v1.ReportStepResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protos/rollswarm/v1/trainer.proto\x12\x0crollswarm.v1\x1a protos/rollswarm/v1/common.proto\"/\n\x17WithdrawVersionsRequest\x12\x14\n\x0ckept_version\x18\x01 \x01(\x04\"g\n\x18WithdrawVersionsResponse\x12\x14\n\x0cnext_version\x18\x01 \x01(\x04\x12\x12\n\nnext_batch\x18\x02 \x01(\x04\x12\x11\n\twithdrawn\x18\x03 \x01(\x04\x12\x0e\n\x06purged\x18\x04 \x01(\x04\"\x14\n\x12GetRunStateRequest\"\xc0\x01\n\x13GetRunStateResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x19\n\x0chead_version\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x0bhead_digest\x18\x03 \x01(\t\x12\x12\n\nnext_batch\x18\x04 \x01(\x04\x12\x13\n\x0btemperature\x18\x05 \x01(\x01\x12\x15\n\rmax_staleness\x18\x06 \x01(\r\x12\x18\n\x10groups_per_batch\x18\x07 \x01(\rB\x0f\n\r_head_version\"}\n\x16\x41nnounceVersionRequest\x12.\n\x08manifest\x18\x01 \x01(\x0b\x32\x1c.rollswarm.v1.SignedEnvelope\x12\x33\n\rkey_rotations\x18\x02 \x03(\x0b\x32\x1c.rollswarm.v1.SignedEnvelope\"/\n\x17\x41nnounceVersionResponse\x12\x14\n\x0chead_version\x18\x01 \x01(\x04\"x\n\x11PullGroupsRequest\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12\x17\n\x0ftrainer_version\x18\x02 \x01(\x04\x12\x16\n\x0eheld_group_ids\x18\x03 \x03(\t\x12\x12\n\nmax_groups\x18\x04 \x01(\r\x12\x0f\n\x07wait_ms\x18\x05 \x01(\r\"@\n\x12PullGroupsResponse\x12*\n\x06groups\x18\x01 \x03(\x0b\x32\x1a.rollswarm.v1.RolloutGroup\"\xa6\x01\n\x0cRolloutGroup\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x0f\n\x07task_id\x18\x02 \x01(\t\x12\x13\n\x0b\x65nvironment\x18\x03 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\r\x12\x13\n\x0bn_requested\x18\x05 \x01(\r\x12/\n\x08rollouts\x18\x06 \x03(\x0b\x32\x1d.rollswarm.v1.VerifiedRollout\"\xa0\x02\n\x0fVerifiedRollout\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x11\n\tsample_id\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\'\n\x08segments\x18\x04 \x03(\x0b\x32\x15.rollswarm.v1.Segment\x12(\n\x05spans\x18\x05 \x03(\x0b\x32\x19.rollswarm.v1.VersionSpan\x12\x1a\n\x12\x62\x65haviour_logprobs\x18\x06 \x01(\x0c\x12\x14\n\x0cold_logprobs\x18\x07 \x01(\x0c\x12\x0e\n\x06reward\x18\x08 \x01(\x01\x12\x0f\n\x07\x61udited\x18\t \x01(\x08\x12-\n\x0bstop_reason\x18\n \x01(\x0e\x32\x18.rollswarm.v1.StopReason\"2\n\x19\x41\x63knowledgeBatchesRequest\x12\x15\n\rthrough_batch\x18\x01 \x01(\x04\"2\n\x1a\x41\x63knowledgeBatchesResponse\x12\x14\n\x0c\x61\x63knowledged\x18\x01 \x01(\r\"\xcf\x02\n\x11ReportStepRequest\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12\x17\n\x0ftrainer_version\x18\x02 \x01(\x04\x12\x17\n\x0foptimizer_steps\x18\x03 \x01(\x04\x12=\n\x07metrics\x18\x04 \x03(\x0b\x32,.rollswarm.v1.ReportStepRequest.MetricsEntry\x12=\n\x07\x64ropped\x18\x05 \x03(\x0b\x32,.rollswarm.v1.ReportStepRequest.DroppedEntry\x12\x1b\n\x13trained_rollout_ids\x18\x06 \x03(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x14\n\x12ReportStepResponse2\xb2\x04\n\x0eTrainerService\x12R\n\x0bGetRunState\x12 .rollswarm.v1.GetRunStateRequest\x1a!.rollswarm.v1.GetRunStateResponse\x12^\n\x0f\x41nnounceVersion\x12$.rollswarm.v1.AnnounceVersionRequest\x1a%.rollswarm.v1.AnnounceVersionResponse\x12O\n\nPullGroups\x12\x1f.rollswarm.v1.PullGroupsRequest\x1a .rollswarm.v1.PullGroupsResponse\x12g\n\x12\x41\x63knowledgeBatches\x12\'.rollswarm.v1.AcknowledgeBatchesRequest\x1a(.rollswarm.v1.AcknowledgeBatchesResponse\x12\x61\n\x10WithdrawVersions\x12%.rollswarm.v1.WithdrawVersionsRequest\x1a&.rollswarm.v1.WithdrawVersionsResponse\x12O\n\nReportStep\x12\x1f.rollswarm.v1.ReportStepRequest\x1a .rollswarm.v1.ReportStepResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,34 +36,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REPORTSTEPREQUEST_METRICSENTRY']._serialized_options = b'8\001'
   _globals['_REPORTSTEPREQUEST_DROPPEDENTRY']._loaded_options = None
   _globals['_REPORTSTEPREQUEST_DROPPEDENTRY']._serialized_options = b'8\001'
-  _globals['_GETRUNSTATEREQUEST']._serialized_start=85
-  _globals['_GETRUNSTATEREQUEST']._serialized_end=105
-  _globals['_GETRUNSTATERESPONSE']._serialized_start=108
-  _globals['_GETRUNSTATERESPONSE']._serialized_end=300
-  _globals['_ANNOUNCEVERSIONREQUEST']._serialized_start=302
-  _globals['_ANNOUNCEVERSIONREQUEST']._serialized_end=427
-  _globals['_ANNOUNCEVERSIONRESPONSE']._serialized_start=429
-  _globals['_ANNOUNCEVERSIONRESPONSE']._serialized_end=476
-  _globals['_PULLGROUPSREQUEST']._serialized_start=478
-  _globals['_PULLGROUPSREQUEST']._serialized_end=598
-  _globals['_PULLGROUPSRESPONSE']._serialized_start=600
-  _globals['_PULLGROUPSRESPONSE']._serialized_end=664
-  _globals['_ROLLOUTGROUP']._serialized_start=667
-  _globals['_ROLLOUTGROUP']._serialized_end=833
-  _globals['_VERIFIEDROLLOUT']._serialized_start=836
-  _globals['_VERIFIEDROLLOUT']._serialized_end=1124
-  _globals['_ACKNOWLEDGEBATCHESREQUEST']._serialized_start=1126
-  _globals['_ACKNOWLEDGEBATCHESREQUEST']._serialized_end=1176
-  _globals['_ACKNOWLEDGEBATCHESRESPONSE']._serialized_start=1178
-  _globals['_ACKNOWLEDGEBATCHESRESPONSE']._serialized_end=1228
-  _globals['_REPORTSTEPREQUEST']._serialized_start=1231
-  _globals['_REPORTSTEPREQUEST']._serialized_end=1566
-  _globals['_REPORTSTEPREQUEST_METRICSENTRY']._serialized_start=1472
-  _globals['_REPORTSTEPREQUEST_METRICSENTRY']._serialized_end=1518
-  _globals['_REPORTSTEPREQUEST_DROPPEDENTRY']._serialized_start=1520
-  _globals['_REPORTSTEPREQUEST_DROPPEDENTRY']._serialized_end=1566
-  _globals['_REPORTSTEPRESPONSE']._serialized_start=1568
-  _globals['_REPORTSTEPRESPONSE']._serialized_end=1588
-  _globals['_TRAINERSERVICE']._serialized_start=1591
-  _globals['_TRAINERSERVICE']._serialized_end=2054
+  _globals['_WITHDRAWVERSIONSREQUEST']._serialized_start=85
+  _globals['_WITHDRAWVERSIONSREQUEST']._serialized_end=132
+  _globals['_WITHDRAWVERSIONSRESPONSE']._serialized_start=134
+  _globals['_WITHDRAWVERSIONSRESPONSE']._serialized_end=237
+  _globals['_GETRUNSTATEREQUEST']._serialized_start=239
+  _globals['_GETRUNSTATEREQUEST']._serialized_end=259
+  _globals['_GETRUNSTATERESPONSE']._serialized_start=262
+  _globals['_GETRUNSTATERESPONSE']._serialized_end=454
+  _globals['_ANNOUNCEVERSIONREQUEST']._serialized_start=456
+  _globals['_ANNOUNCEVERSIONREQUEST']._serialized_end=581
+  _globals['_ANNOUNCEVERSIONRESPONSE']._serialized_start=583
+  _globals['_ANNOUNCEVERSIONRESPONSE']._serialized_end=630
+  _globals['_PULLGROUPSREQUEST']._serialized_start=632
+  _globals['_PULLGROUPSREQUEST']._serialized_end=752
+  _globals['_PULLGROUPSRESPONSE']._serialized_start=754
+  _globals['_PULLGROUPSRESPONSE']._serialized_end=818
+  _globals['_ROLLOUTGROUP']._serialized_start=821
+  _globals['_ROLLOUTGROUP']._serialized_end=987
+  _globals['_VERIFIEDROLLOUT']._serialized_start=990
+  _globals['_VERIFIEDROLLOUT']._serialized_end=1278
+  _globals['_ACKNOWLEDGEBATCHESREQUEST']._serialized_start=1280
+  _globals['_ACKNOWLEDGEBATCHESREQUEST']._serialized_end=1330
+  _globals['_ACKNOWLEDGEBATCHESRESPONSE']._serialized_start=1332
+  _globals['_ACKNOWLEDGEBATCHESRESPONSE']._serialized_end=1382
+  _globals['_REPORTSTEPREQUEST']._serialized_start=1385
+  _globals['_REPORTSTEPREQUEST']._serialized_end=1720
+  _globals['_REPORTSTEPREQUEST_METRICSENTRY']._serialized_start=1626
+  _globals['_REPORTSTEPREQUEST_METRICSENTRY']._serialized_end=1672
+  _globals['_REPORTSTEPREQUEST_DROPPEDENTRY']._serialized_start=1674
+  _globals['_REPORTSTEPREQUEST_DROPPEDENTRY']._serialized_end=1720
+  _globals['_REPORTSTEPRESPONSE']._serialized_start=1722
+  _globals['_REPORTSTEPRESPONSE']._serialized_end=1742
+  _globals['_TRAINERSERVICE']._serialized_start=1745
+  _globals['_TRAINERSERVICE']._serialized_end=2307
 # @@protoc_insertion_point(module_scope)

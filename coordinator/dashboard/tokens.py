@@ -1,0 +1,48 @@
+"""A completion as coloured tokens: how far the worker's log-probability of each is from the one our prefill finds. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+_STEPS = (0.02, 0.1, 0.3, 1.0)  # nats; a bf16 engine beside a bf16 prefill stays below the second
+
+
+@dataclass(frozen=True, slots=True)
+class ColouredToken:
+    """`level` 0 (none) to 4 (more than a nat); `gap` None where nothing was measured."""
+
+    text: str
+    token_id: int
+    gap: float | None
+    level: int
+    version: int
+
+
+def level_of(gap: float | None) -> int:
+    if gap is None:
+        return 0
+    if not math.isfinite(gap):
+        return len(_STEPS)
+    return sum(gap > step for step in _STEPS)
+
+
+def colour(
+    token_ids: Sequence[int],
+    behaviour: Sequence[float],
+    old: Sequence[float],
+    spans: Sequence[tuple[int, int]],
+    decode: Callable[[Sequence[int]], str],
+) -> list[ColouredToken]:
+    """`old` may be empty (not audited, or forgotten). `spans`: (end, version), ascending."""
+    found = []
+    span = 0
+    for place, token_id in enumerate(token_ids):
+        while span + 1 < len(spans) and place >= spans[span][0]:
+            span += 1
+        gap = abs(behaviour[place] - old[place]) if place < min(len(old), len(behaviour)) else None
+        found.append(
+            ColouredToken(decode([token_id]) or "␃", token_id, gap, level_of(gap), spans[span][1] if spans else 0)
+        )
+    return found

@@ -1,0 +1,57 @@
+"""`coordinator ledger`: every entry, and a signed statement per worker, as JSON lines. In place only when whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from sqlalchemy import select
+
+from coordinator import statements
+from coordinator.store import run as run_store
+from coordinator.store import tables as t
+from coordinator.store.database import Database
+from protocol.errors import UserError
+from protocol.signing import Identity, SignedEnvelope
+from protocol.statement import sign_statement
+
+
+def envelope_json(envelope: SignedEnvelope) -> dict[str, str]:
+    """An envelope in JSON: the payload is the very text that was signed."""
+    return {
+        "payload": envelope.payload.decode(),
+        "key_id": envelope.key_id,
+        "signature": envelope.signature.hex(),
+    }
+
+
+async def export_ledger(url: str, out: Path, identity: Identity) -> int:
+    """How many entries were written. Raises UserError if the database holds no run or the file can't be written."""
+    db = Database.open(url)
+    scratch = out.with_name(out.name + ".part")
+    try:
+        await db.check()
+        run = await run_store.load(db)
+        if run is None:
+            raise UserError("the database holds no run yet: `coordinator serve` begins it")
+        count = 0
+        async with db.read() as connection:
+            ids = list((await connection.execute(select(t.workers.c.worker_id).order_by("worker_id"))).scalars())
+            with scratch.open("w") as file:
+                for worker_id in ids:
+                    made = await statements.make(connection, run.run_id, worker_id)
+                    assert made is not None
+                    statement, entries = made
+                    for entry in entries:
+                        line = {"worker_id": worker_id, "kind": entry.kind.value, "amount": entry.amount}
+                        line |= {"rollout_id": entry.rollout_id, "note": entry.note}  # type: ignore[dict-item]
+                        file.write(json.dumps(line) + "\n")
+                    file.write(json.dumps({"statement": envelope_json(sign_statement(statement, identity))}) + "\n")
+                    count += len(entries)
+        scratch.replace(out)
+        return count
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror or error}") from None
+    finally:
+        scratch.unlink(missing_ok=True)
+        await db.close()

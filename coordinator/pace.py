@@ -1,0 +1,100 @@
+"""How fast a worker is, and what that means for its leases. Pure: measured numbers in, decisions out.
+
+Three things follow from a worker's speed and the trainer's:
+    within_speed   no more leases at once than it finishes while they can still be accepted (Little's law)
+    too_slow       none, if not even its fastest rollout of late came in within that time
+    take_over      near the end of a group, a straggler's sample goes to a worker that is much faster
+
+A worker that hands in nothing for `WINDOW_S` is measured anew: it gets leases as one that was never seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+WINDOW_S = 600.0
+_MEASURED_FROM = 8  # rollouts; fewer say nothing
+_SLACK = 1.5  # a worker may get faster: it has room to show it
+_MUCH = 2.0  # a take-over throws work away
+_END_OF_GROUP = 4  # at most a quarter of a group's samples are out
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What a worker did of late. `tokens_per_s`: of one sequence; `shortest_s`: from lease to receipt."""
+
+    rollouts_per_s: float
+    tokens_per_s: float
+    shortest_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class OutLease:
+    """A live lease of another worker in a group that waits for little else."""
+
+    lease_id: str
+    sample_id: str
+    age_s: float
+    committed: int
+    max_tokens: int
+    group_out: int
+    group_size: int
+
+
+def pace_of(done: Sequence[tuple[int, float, float]]) -> Pace | None:
+    """From (tokens, leased at, received at) of what was handed in; None if that is too little to say anything.
+
+    Time in which the worker held no lease does not count: it is ours, not the worker's.
+    """
+    if len(done) < _MEASURED_FROM:
+        return None
+    spans = [max(1e-3, received - leased) for _, leased, received in done]
+    busy = max(1e-3, _covered([(leased, received) for _, leased, received in done]))
+    return Pace(len(done) / busy, sum(tokens for tokens, _, _ in done) / sum(spans), min(spans))
+
+
+def _covered(intervals: Sequence[tuple[float, float]]) -> float:
+    """Length of the union."""
+    total, end = 0.0, -math.inf
+    for begin, until in sorted(intervals):
+        total += max(0.0, until - max(begin, end))
+        end = max(end, until)
+    return total
+
+
+def horizon_s(step_s: float | None, max_staleness: int) -> float | None:
+    """How long after its lease a rollout is of use, None if nothing is known or, on-policy, the trainer waits anyway."""
+    return None if step_s is None or max_staleness == 0 else (max_staleness + 1) * step_s
+
+
+def most_leases(pace: Pace | None, horizon: float | None) -> int | None:
+    """What the worker finishes in time, at least one; None: no limit."""
+    if pace is None or horizon is None:
+        return None
+    return max(1, math.ceil(_SLACK * pace.rollouts_per_s * horizon))
+
+
+def too_slow(pace: Pace | None, horizon: float | None) -> bool:
+    """Whether whatever it begins now will be too old when it is done."""
+    return pace is not None and horizon is not None and pace.shortest_s > horizon
+
+
+def take_over(out: Sequence[OutLease], pace: Pace | None, lease_term_s: float, most: int) -> list[OutLease]:
+    """Which stragglers' samples this worker shall have, the oldest first; their leases are revoked.
+
+    Only near the end of a group, only what has been out for longer than a term, and only where the holder needs more than
+    twice the time that this worker does, measured by what it has committed to.
+    """
+    if pace is None or pace.tokens_per_s <= 0:
+        return []
+    chosen = []
+    for lease in sorted(out, key=lambda each: -each.age_s):
+        mine = lease.max_tokens / pace.tokens_per_s
+        rate = lease.committed / lease.age_s if lease.age_s > 0 else math.inf
+        left = (lease.max_tokens - lease.committed) / rate if rate > 0 else math.inf
+        ending = lease.group_out <= max(1, lease.group_size // _END_OF_GROUP)
+        if ending and lease.age_s > max(lease_term_s, _MUCH * mine) and left > _MUCH * mine:
+            chosen.append(lease)
+    return chosen[:most]

@@ -1,0 +1,76 @@
+"""What the database knows of speeds: a worker's of late, the trainer's, and which leases hold up a group."""
+
+from __future__ import annotations
+
+from sqlalchemy import case, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from coordinator.pace import WINDOW_S, OutLease, Pace, pace_of
+from coordinator.store import tables as t
+
+_STEPS = 8
+_ROLLOUTS = 64
+
+
+async def of_worker(connection: AsyncConnection, worker_id: str, at: float) -> Pace | None:
+    """By the newest of what it handed in within the last ten minutes."""
+    rows = await connection.execute(
+        select(t.rollouts.c.tokens, t.leases.c.acquired_at, t.rollouts.c.received_at)
+        .join(t.leases, t.leases.c.lease_id == t.rollouts.c.lease_id)
+        .where(t.rollouts.c.worker_id == worker_id, t.rollouts.c.received_at >= at - WINDOW_S)
+        .order_by(t.rollouts.c.received_at.desc())
+        .limit(_ROLLOUTS)
+    )
+    return pace_of([(row.tokens, row.acquired_at, row.received_at) for row in rows])
+
+
+async def step_s(connection: AsyncConnection, at: float) -> float | None:
+    """Seconds that the trainer takes for a step, None before it reported two; more if it has been waiting for longer.
+
+    The latter keeps a run from standing still: the longer the trainer waits, the more time a slow worker has.
+    """
+    newest = select(t.steps.c.reported_at).order_by(t.steps.c.batch.desc()).limit(_STEPS)
+    times = [float(time) for time in (await connection.execute(newest)).scalars()]
+    if len(times) < 2 or times[0] <= times[-1]:
+        return None
+    return max((times[0] - times[-1]) / (len(times) - 1), at - times[0])
+
+
+async def stragglers(connection: AsyncConnection, worker_id: str, at: float, older_than_s: float) -> list[OutLease]:
+    """Live leases of others, so old, in open groups of which nothing waits to be leased."""
+    count = select(
+        t.samples.c.group_id,
+        func.sum(case((t.samples.c.state == "leased", 1), else_=0)).label("out"),
+        func.sum(case((t.samples.c.state == "waiting", 1), else_=0)).label("waiting"),
+    )
+    old = (t.leases.c.state == "live") & (t.leases.c.acquired_at < at - older_than_s)
+    mine = t.leases.c.worker_id == worker_id
+    held = select(t.samples.c.group_id).join(t.leases, t.leases.c.sample_id == t.samples.c.sample_id).where(old, ~mine)
+    groups = count.where(t.samples.c.group_id.in_(held)).group_by(t.samples.c.group_id).subquery()
+    rows = await connection.execute(
+        select(
+            t.leases.c.lease_id,
+            t.leases.c.sample_id,
+            t.leases.c.acquired_at,
+            t.leases.c.committed_length,
+            t.groups.c.max_tokens,
+            t.groups.c.n_samples,
+            groups.c.out,
+        )
+        .join(t.samples, t.samples.c.sample_id == t.leases.c.sample_id)
+        .join(t.groups, t.groups.c.group_id == t.samples.c.group_id)
+        .join(groups, groups.c.group_id == t.groups.c.group_id)
+        .where(old, ~mine, t.groups.c.state == "open", groups.c.waiting == 0)
+    )
+    return [
+        OutLease(
+            lease_id=row.lease_id,
+            sample_id=row.sample_id,
+            age_s=at - row.acquired_at,
+            committed=row.committed_length,
+            max_tokens=row.max_tokens,
+            group_out=int(row.out),
+            group_size=row.n_samples,
+        )
+        for row in rows
+    ]

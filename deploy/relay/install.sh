@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# A relay as a systemd service, by one command from a checkout of this repository, as root:
+#   ORIGIN=https://… TRAINER_KEY=ed25519:… bash deploy/relay/install.sh
+# Environment: PORT (8601), MAX_MBIT (200), MAX_DISK_GIB (100). Running it again updates the program and keeps the weights.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+: "${ORIGIN:?set ORIGIN to the URL of the origin or of another relay; the operator of the run tells it}"
+: "${TRAINER_KEY:?set TRAINER_KEY to the key id of the trainer, ed25519:…; the operator of the run tells it}"
+PORT=${PORT:-8601}
+HOME_FOLDER=${HOME_FOLDER:-/opt/rollswarm}
+
+python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "a relay needs Python 3.11 or newer" >&2; exit 1; }
+id rollswarm >/dev/null 2>&1 || useradd --system --home-dir /nonexistent --shell /usr/sbin/nologin rollswarm
+[ -x "$HOME_FOLDER/bin/python" ] || python3 -m venv "$HOME_FOLDER"
+"$HOME_FOLDER/bin/pip" install --quiet --disable-pip-version-check --require-hashes --no-deps -r deploy/requirements/relay.txt
+"$HOME_FOLDER/bin/pip" install --quiet --disable-pip-version-check --no-deps --force-reinstall .
+install -d -m 755 /etc/rollswarm
+umask 077
+cat >/etc/rollswarm/relay.env <<END
+ORIGIN=$ORIGIN
+TRAINER_KEY=$TRAINER_KEY
+PORT=$PORT
+MAX_MBIT=${MAX_MBIT:-200}
+MAX_DISK_GIB=${MAX_DISK_GIB:-100}
+END
+install -m 644 deploy/relay/rollswarm-relay.service /etc/systemd/system/rollswarm-relay.service
+systemctl daemon-reload
+systemctl enable --now rollswarm-relay
+echo "running; from another machine try:  curl http://THIS-HOST:$PORT/healthz   then tell the run's operator the URL"

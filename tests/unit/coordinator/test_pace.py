@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from coordinator.pace import OutLease, Pace, horizon_s, most_leases, pace_of, take_over, too_slow
+from coordinator.store import tables as t
+from protocol.signing import Identity
+from tests.stored_run import StoredRun
+
+FAST = Pace(rollouts_per_s=1.0, tokens_per_s=10.0, shortest_s=5.0)
+STRAGGLER = OutLease("l", "s", age_s=200.0, committed=10, max_tokens=100, group_out=1, group_size=8)
+
+
+def test_too_little_is_no_pace() -> None:
+    assert pace_of([(100, 0.0, 10.0)] * 7) is None
+    assert pace_of([(100, 0.0, 10.0)] * 8) == Pace(0.8, 10.0, 10.0)
+
+
+def test_time_without_a_lease_is_not_the_workers() -> None:
+    one_by_one = [(100, 1000.0 * i, 1000.0 * i + 10.0) for i in range(8)]
+    assert pace_of(one_by_one) == Pace(0.1, 10.0, 10.0)
+
+
+def test_leases_follow_what_is_finished_in_time() -> None:
+    horizon = horizon_s(20.0, 1)
+    assert horizon == 40.0
+    assert most_leases(FAST, horizon) == 60
+    assert most_leases(replace(FAST, rollouts_per_s=0.001), horizon) == 1
+    assert most_leases(None, horizon) is most_leases(FAST, None) is None
+    assert horizon_s(20.0, 0) is horizon_s(None, 4) is None
+
+
+def test_a_worker_whose_fastest_comes_too_late_gets_nothing() -> None:
+    assert too_slow(replace(FAST, shortest_s=41.0), 40.0)
+    assert not too_slow(FAST, 40.0) and not too_slow(None, 40.0) and not too_slow(FAST, None)
+
+
+def test_a_straggler_near_the_end_of_a_group_is_taken_over() -> None:
+    assert take_over([STRAGGLER], FAST, 60.0, 4) == [STRAGGLER]
+    nothing_yet = replace(STRAGGLER, committed=0)
+    assert take_over([nothing_yet], FAST, 60.0, 4) == [nothing_yet]
+    older = replace(STRAGGLER, age_s=300.0, committed=15)
+    assert take_over([STRAGGLER, older], FAST, 60.0, 1) == [older]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"age_s": 50.0, "committed": 2},  # not even a term
+        {"group_out": 3},  # others hold the group up as well
+        {"committed": 95},  # nearly done
+        {"age_s": 61.0, "committed": 50, "max_tokens": 1000},  # as fast as we are, or nearly
+    ],
+)
+def test_others_are_left_alone(change: dict[str, float]) -> None:
+    assert take_over([replace(STRAGGLER, **change)], FAST, 60.0, 4) == []  # type: ignore[arg-type]
+
+
+def test_who_was_never_measured_takes_nothing_over() -> None:
+    assert take_over([STRAGGLER], None, 60.0, 4) == []
+
+
+async def measured(run: StoredRun, worker: Identity, count: int = 8) -> None:
+    """Let the worker hand in so many, each after about 10 s, over a minute and a half."""
+    for _ in range(count):
+        await run.work(worker, 1)
+    leases = await run.rows(t.leases, t.leases.c.state == "completed")
+    for place, lease in enumerate(leases):
+        received = lease.acquired_at - 10.0 * place
+        mine = t.rollouts.c.lease_id == lease.lease_id
+        await run.change(t.rollouts, mine, received_at=received)
+        await run.change(t.leases, t.leases.c.lease_id == lease.lease_id, acquired_at=received - 10.0)
+
+
+async def test_a_slow_groups_last_sample_goes_to_a_faster_worker(begin: object, alice: Identity, bob: Identity) -> None:
+    run: StoredRun = await begin(group_size=2, groups_per_batch=8, lease_term_s=50_000.0)  # type: ignore[operator]
+    (slow,) = await run.lease(bob, 1)
+    await measured(run, alice, 9)
+    await run.change(t.leases, t.leases.c.lease_id == slow.lease_id, acquired_at=1.0)
+    taken = await run.lease(alice, 1)
+    assert [lease.sample_id for lease in taken] == [slow.sample_id]
+    old = await run.row(t.leases, t.leases.c.lease_id == slow.lease_id)
+    assert old.state == "revoked"
+    renewals, _ = await run.leasing.renew(bob.key_id, [(slow.lease_id, slow.commitment)])
+    assert renewals[0].problem
+    assert [row.action for row in await run.rows(t.events) if row.actor == "coordinator"] == ["take_over"]
+
+
+async def test_leases_are_sized_to_a_workers_speed(begin: object, alice: Identity) -> None:
+    run: StoredRun = await begin(group_size=2, groups_per_batch=16, lease_term_s=50_000.0)  # type: ignore[operator]
+    await measured(run, alice)
+    await run.step(0)
+    await run.step(1)
+    first = t.steps.c.batch == 0
+    soon = (await run.row(t.steps, t.steps.c.batch == 1)).reported_at + 1000.0
+    await run.change(t.steps, t.steps.c.batch == 1, reported_at=soon)
+    await run.change(t.steps, first, reported_at=soon - 10.0)
+    # A rollout every 10 s, 20 s until it is too old: three at once, with room to get faster.
+    assert len((await run.leasing.acquire(alice.key_id, 30)).leases) == 3
+    assert (await run.leasing.acquire(alice.key_id, 30)).reason == "speed"
+    await run.change(t.steps, first, reported_at=soon - 2.0)
+    assert (await run.leasing.acquire(alice.key_id, 30)).reason == "too slow"
+    # The trainer waits: then there is time.
+    await run.change(t.steps, first, reported_at=1.0)
+    await run.change(t.steps, t.steps.c.batch == 1, reported_at=3.0)
+    assert (await run.leasing.acquire(alice.key_id, 30)).leases

@@ -1,0 +1,161 @@
+"""deploy/ by its own linters, and by what every service must say: limits, health, restart, no root, nothing writable."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy"
+COMPOSE = sorted(DEPLOY.rglob("docker-compose.yml"))
+# They listen nowhere, so nothing can be asked; alerts watch the work that would pile up.
+WITHOUT_HEALTH = {"verifier", "verifier-gpu", "trainer", "trainer-gpu", "proxy", "worker"}
+
+
+def run(*command: object, folder: Path = ROOT) -> str:
+    done = subprocess.run(list(map(str, command)), cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def tool(name: str) -> Path:
+    """A linter of the `dev` extra."""
+    return Path(sys.executable).parent / name
+
+
+def promtool() -> str:
+    found = shutil.which("promtool")
+    if found is None:
+        assert not os.environ.get("CI"), "CI must lint the alerts: install Prometheus"
+        pytest.skip("no promtool here: install Prometheus to lint alerts and dashboards")
+    return found
+
+
+def test_compose_files_follow_the_specification() -> None:
+    assert len(COMPOSE) == 3
+    run(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", *COMPOSE)
+
+
+def test_yaml_is_clean() -> None:
+    files = [path for kind in ("*.yml", "*.yaml") for path in DEPLOY.rglob(kind)]
+    run(tool("yamllint"), "--strict", "-c", DEPLOY / ".yamllint.yml", *files)
+
+
+def test_the_dockerfile_is_clean() -> None:
+    run(tool("hadolint"), ROOT / "Dockerfile")
+
+
+def test_shell_scripts_parse() -> None:
+    scripts = list(DEPLOY.rglob("*.sh"))
+    assert scripts
+    for path in scripts:
+        run("bash", "-n", path)
+
+
+def services() -> Iterator[tuple[str, dict[str, Any]]]:
+    for path in COMPOSE:
+        yield from yaml.safe_load(path.read_text())["services"].items()
+
+
+@pytest.mark.parametrize(
+    ("name", "service"), list(services()), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_service_is_guarded_and_bounded(name: str, service: dict[str, Any]) -> None:
+    assert service["user"] not in ("root", "0", "0:0")
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert "no-new-privileges:true" in service["security_opt"]
+    assert service["restart"] in ("unless-stopped", "on-failure")
+    assert {"cpus", "memory"} <= service["deploy"]["resources"]["limits"].keys()
+    assert ("healthcheck" in service) != (name in WITHOUT_HEALTH)
+    assert ":latest" not in service["image"] and ":" in service["image"]
+
+
+def test_only_the_services_that_need_a_secret_have_it() -> None:
+    file = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())
+    holders = {
+        secret: {name for name, service in file["services"].items() if secret in service.get("secrets", ())}
+        for secret in file["secrets"]
+    }
+    assert holders["postgres_password"] == {"postgres"}
+    assert holders["pgpass"] == {"coordinator", "verifier", "verifier-gpu"}
+    mounts = {name: " ".join(service.get("volumes", ())) for name, service in file["services"].items()}
+    assert {name for name, text in mounts.items() if "trainer.key" in text} == {"trainer", "trainer-gpu"}
+    assert {name for name, text in mounts.items() if "coordinator.key" in text} == {"coordinator"}
+
+
+def test_prometheus_takes_its_files() -> None:
+    folder = DEPLOY / "prometheus"
+    run(promtool(), "check", "config", "--syntax-only", folder / "prometheus.yml")
+    run(promtool(), "check", "rules", folder / "rules.yml")
+    run(promtool(), "test", "rules", "rules_test.yml", folder=folder)
+
+
+def test_every_query_of_a_dashboard_is_one(tmp_path: Path) -> None:
+    boards = [json.loads(path.read_text()) for path in DEPLOY.glob("grafana/dashboards/*.json")]
+    queries = [target["expr"] for board in boards for panel in board["panels"] for target in panel["targets"]]
+    rules = [{"record": f"panel:{number}", "expr": query} for number, query in enumerate(queries)]
+    path = tmp_path / "rules.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "dashboards", "rules": rules}]}))
+    assert len(rules) > 20
+    run(promtool(), "check", "rules", path)
+
+
+def manifests(folder: Path) -> list[dict[str, Any]]:
+    documents = [each for path in sorted(folder.glob("*.yaml")) for each in yaml.safe_load_all(path.read_text())]
+    return [each for each in documents if each["kind"] != "Kustomization"]
+
+
+def test_kustomize_builds_every_variant() -> None:
+    listed = yaml.safe_load((DEPLOY / "kubernetes/base/kustomization.yaml").read_text())["resources"]
+    files = {path.name for path in (DEPLOY / "kubernetes/base").glob("*.yaml")} - {"kustomization.yaml"}
+    assert set(listed) == files
+    if shutil.which("kubectl") is not None:
+        for variant in ("base", "gpu", "keda"):
+            built = list(yaml.safe_load_all(run("kubectl", "kustomize", DEPLOY / "kubernetes" / variant)))
+            assert len(built) == 14, variant
+
+
+def test_every_pod_is_guarded_bounded_and_probed() -> None:
+    pods = [each for each in manifests(DEPLOY / "kubernetes/base") if each["kind"] in ("Deployment", "StatefulSet")]
+    assert len(pods) == 4
+    for each in pods:
+        spec = each["spec"]["template"]["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["automountServiceAccountToken"] is False
+        for container in (*spec["containers"], *spec.get("initContainers", ())):
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            assert {"cpu", "memory"} <= container["resources"]["limits"].keys()
+        assert all("livenessProbe" in container for container in spec["containers"]), each["metadata"]["name"]
+
+
+def test_systemd_takes_the_units() -> None:
+    units = list(DEPLOY.rglob("*.service"))
+    assert len(units) == 2
+    if shutil.which("systemd-analyze") is None:
+        for unit in units:
+            assert "ExecStart=/opt/rollswarm/bin/" in unit.read_text()
+        return
+    done = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True, timeout=60)
+    mine = [line for line in done.stderr.splitlines() if "rollswarm-" in line and "is not executable" not in line]
+    assert not mine
+
+
+def test_every_dependency_of_an_image_is_pinned_by_hash() -> None:
+    for path in sorted((DEPLOY / "requirements").glob("*.txt")):
+        if path.stem == "constraints":
+            continue
+        pins = re.findall(r"^[a-z0-9][\w.\[\]-]*==\S+(?: ; [^\\]+)? \\$", path.read_text(), re.MULTILINE)
+        hashes = re.findall(r"^ +--hash=sha256:[0-9a-f]{64}", path.read_text(), re.MULTILINE)
+        assert pins and len(hashes) >= len(pins), path.name
+        assert ("torch==2.13.0" in path.read_text()) == (path.stem != "relay"), path.name

@@ -1,0 +1,58 @@
+"""What `setup.py` writes: the run file's fields, passwords once, and an .env for compose."""
+
+from __future__ import annotations
+
+import stat
+import tomllib
+from pathlib import Path
+
+from deploy.setup import environment, settings, with_settings, write_secrets
+
+_RUN_FILE = """\
+# A run
+[run]
+name = "one"
+database = "sqlite+aiosqlite:///run.db"        # or another
+
+[[environments]]
+name = "arithmetic"
+
+[server]
+host = "127.0.0.1"
+
+[trainer]
+loss = "ipo"
+"""
+
+
+def test_fields_are_replaced_or_added_in_their_section_and_nothing_else_changes() -> None:
+    text = with_settings(_RUN_FILE, settings("cuda"))
+    values = tomllib.loads(text)
+    assert values["run"] == {"name": "one", "database": "postgresql+asyncpg://rollswarm@postgres:5432/rollswarm"}
+    assert values["server"]["host"] == "0.0.0.0"
+    assert values["trainer"]["device"] == "cuda" and values["trainer"]["loss"] == "ipo"
+    assert values["shardcast"] == {"sources": ["http://origin:8600"]}  # a section that was not there
+    assert values["environments"] == [{"name": "arithmetic"}]
+    assert text.startswith("# A run\n")
+
+
+def test_to_set_fields_twice_is_to_set_them_once() -> None:
+    once = with_settings(_RUN_FILE, settings("cpu"))
+    assert with_settings(once, settings("cpu")) == once
+
+
+def test_passwords_are_made_once_and_nobody_else_enters_their_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "secrets"
+    write_secrets(folder)
+    first = (folder / "postgres_password").read_text()
+    write_secrets(folder)
+    assert len(first) >= 32
+    assert (folder / "postgres_password").read_text() == first
+    assert (folder / "pgpass").read_text() == f"*:*:rollswarm:rollswarm:{first}\n"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "pgpass").stat().st_mode) == 0o600
+
+
+def test_the_device_chooses_the_profile() -> None:
+    assert environment(Path("/m"), "ed25519:00", "cuda").splitlines()[0] == "COMPOSE_PROFILES=gpu"
+    assert environment(Path("/m"), "ed25519:00", "cpu").splitlines()[1:] == ["MODEL_DIR=/m", "TRAINER_KEY=ed25519:00"]

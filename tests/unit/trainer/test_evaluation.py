@@ -1,0 +1,97 @@
+"""`trainer evaluate` on a tiny model: numbers, intervals, and that an interruption changes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import trainer.evaluation as module
+from protocol.errors import UserError
+from tests.tiny_model import EOS_TOKEN_ID, build_tiny_model
+from trainer.evaluation import Plan, Progress, run_evaluation, sections_of, summary
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(
+        f"[sampling]\neos_token_ids = [{EOS_TOKEN_ID}]\n[[environments]]\nname = 'sums'\nkind = 'arithmetic'\nmax_tokens = 2\n"
+    )
+    return path
+
+
+async def test_scores_and_intervals_are_written(tmp_path: Path, config: Path, model: Path) -> None:
+    out = tmp_path / "out" / "evaluation.json"
+    result = await run_evaluation(config, Plan(model, tasks=20, samples=2, ks=(1, 2)), out)
+    assert json.loads(out.read_text())["environments"]["sums"]["tasks"] == 20
+    numbers = result["environments"]["sums"]
+    assert 0.0 <= numbers["avg@2"]["low"] <= numbers["avg@2"]["mean"] <= numbers["avg@2"]["high"] <= 1.0
+    assert len(numbers["scores"]) == 20
+    assert [path.name for path in out.parent.iterdir()] == ["evaluation.json"], "nothing is left lying about"
+
+
+async def test_an_interruption_changes_nothing(
+    tmp_path: Path, config: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Plan(model, tasks=40, samples=2, ks=(1,))
+    whole = await run_evaluation(config, plan, tmp_path / "whole.json")
+    add, chunks = Progress.add, []
+
+    def interrupted(self: Progress, environment: str, scores: dict[int, list[float]]) -> None:
+        chunks.append(min(scores))
+        if len(chunks) == 2:
+            raise KeyboardInterrupt
+        add(self, environment, scores)
+
+    monkeypatch.setattr(Progress, "add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        await run_evaluation(config, plan, tmp_path / "parts.json")
+    with (tmp_path / "parts.json.partial").open("a") as file:
+        file.write('{"environment": "su')
+    again = await run_evaluation(config, plan, tmp_path / "parts.json")
+    assert chunks == [0, 16, 16, 32], "the first chunk was not made again"
+    assert again["environments"] == whole["environments"]
+
+
+async def test_a_partial_file_of_something_else_is_refused(tmp_path: Path, config: Path, model: Path) -> None:
+    (tmp_path / "out.json.partial").write_text('{"fingerprint": "other"}\n')
+    with pytest.raises(UserError, match="another evaluation"):
+        await run_evaluation(config, Plan(model), tmp_path / "out.json")
+
+
+def test_a_summary_by_hand() -> None:
+    """Tasks solved 2 of 2, 1 of 2 and 0 of 2 times."""
+    numbers = summary([[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]], (1, 2))
+    assert numbers["avg@2"]["mean"] == pytest.approx(0.5)
+    assert numbers["pass@1"]["mean"] == pytest.approx(0.5)
+    assert numbers["pass@2"]["mean"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"tasks": 0}, "at least 1"), ({"ks": (9,)}, "every k"), ({"ks": ()}, "every k"), ({"temperature": -1.0}, "temp")],
+)
+def test_a_plan_that_makes_no_sense_is_refused(changes: dict, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        Plan(Path(), **changes)
+
+
+def test_what_the_run_file_lacks_is_named(tmp_path: Path, config: Path) -> None:
+    (section,), eos = sections_of(config)
+    assert (section.name, section.kind, section.max_tokens, eos) == ("sums", "arithmetic", 2, (EOS_TOKEN_ID,))
+    (tmp_path / "bare.toml").write_text("[run]\n")
+    with pytest.raises(UserError, match="eos_token_ids"):
+        sections_of(tmp_path / "bare.toml")
+
+
+async def test_a_folder_that_is_no_model_is_refused(tmp_path: Path, config: Path) -> None:
+    with pytest.raises(UserError, match="tokenizer"):
+        await run_evaluation(config, Plan(tmp_path), tmp_path / "out.json")
+    assert module._CHUNK == 16

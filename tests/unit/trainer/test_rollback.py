@@ -1,0 +1,46 @@
+"""Going back to a checkpoint under numbers never used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from protocol.errors import UserError
+from trainer.checkpoint import Checkpoint, checkpoints, load_latest, random_state, save_checkpoint
+from trainer.rollback import go_back, newest_up_to
+
+
+def save(root: Path, step: int, version: int) -> None:
+    weights = {"w": torch.full((2,), float(version))}
+    save_checkpoint(root, Checkpoint(step, version, weights, {"steps": step}, random_state()), keep=9)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for step in (2, 4, 6):
+        save(tmp_path, step, step)
+    return tmp_path
+
+
+def test_the_newest_checkpoint_up_to_the_version_is_taken(root: Path) -> None:
+    assert newest_up_to(root, 5).policy_version == 4
+    assert newest_up_to(root, 4).policy_version == 4
+    with pytest.raises(UserError, match="there: 6, 4, 2"):
+        newest_up_to(root, 1)
+
+
+def test_a_damaged_one_is_passed_over(root: Path) -> None:
+    (root / "checkpoint-00000004" / "weights.safetensors").write_bytes(b"")
+    assert newest_up_to(root, 5).policy_version == 2
+
+
+def test_the_run_goes_on_with_old_weights_under_new_numbers(root: Path) -> None:
+    for _ in range(2):  # also when it is repeated after a crash
+        go_back(root, newest_up_to(root, 4), version=7, batch=6, keep=2)
+        checkpoint, damaged = load_latest(root)
+        assert (checkpoint.step, checkpoint.policy_version, damaged) == (6, 7, [])
+        assert checkpoint.weights["w"].tolist() == [4.0, 4.0]
+        assert checkpoint.optimizer == {"steps": 4}
+        assert [folder.name for folder in checkpoints(root)] == ["checkpoint-00000006", "checkpoint-00000004"]

@@ -1,0 +1,215 @@
+"""`trainer evaluate`: avg@k and pass@k of a policy on held-out tasks, resumable, in one JSON file.
+
+    tasks ─ chunks of _CHUNK ─▶ completions (transformers) ─▶ scores (unprivileged scorer) ─▶ progress file ─▶ result
+
+A chunk's draws depend on the seed and the chunk alone, and its scores are appended to `<out>.partial` before the next
+begins: an evaluation that was interrupted goes on where it was and comes out as if it had not been. The partial file names
+what it is of, and one of something else is refused. Held-out tasks are never trained on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from environments.base import Environment
+from environments.registry import make_environment
+from environments.sandbox import Scorer
+from protocol.disk import sync
+from protocol.errors import UserError
+from protocol.rollout import Task
+from protocol.runfile import read_run_file
+from trainer.evaluate import average_at_k, interval, pass_at_k
+
+_CHUNK = 16  # tasks
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`tasks`: at most so many of each environment. `samples`: n per task; pass@k for every k in `ks` up to n."""
+
+    model: Path
+    tasks: int = 200
+    samples: int = 4
+    ks: tuple[int, ...] = (1, 4)
+    temperature: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.tasks < 1 or self.samples < 1:
+            raise UserError(f"--tasks and --samples must be at least 1, got {self.tasks} and {self.samples}")
+        if not self.ks or not all(1 <= k <= self.samples for k in self.ks):
+            raise UserError(f"every k must be between 1 and --samples = {self.samples}, got {list(self.ks)}")
+        if self.temperature < 0.0:
+            raise UserError(f"--temperature must be at least 0, got {self.temperature}")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """An environment as the run file has it."""
+
+    name: str
+    kind: str
+    params: dict[str, Any]
+    environment: Environment
+    max_tokens: int
+
+
+def sections_of(path: Path) -> tuple[list[Section], tuple[int, ...]]:
+    """Environments and EOS ids of a run file. Raises UserError for one that has none."""
+    values = read_run_file(path)
+    try:
+        eos = tuple(int(token) for token in values["sampling"]["eos_token_ids"])
+        found = [_section(entry) for entry in values["environments"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: [sampling] eos_token_ids and [[environments]] are needed ({error!r})") from None
+    return found, eos
+
+
+def _section(entry: dict[str, Any]) -> Section:
+    name = str(entry["name"])
+    kind, params = str(entry.get("kind", name)), dict(entry.get("params", {}))
+    environment = make_environment(kind, params)
+    return Section(name, kind, params, environment, int(entry.get("max_tokens", environment.max_tokens)))
+
+
+class Progress:
+    """Scores per environment and task, on the disk chunk by chunk. Raises UserError for a file of another evaluation."""
+
+    def __init__(self, path: Path, fingerprint: str) -> None:
+        self._path = path
+        self.scores: dict[str, dict[int, list[float]]] = {}
+        if path.exists():
+            self._read(fingerprint)
+        else:
+            self._append({"fingerprint": fingerprint})
+
+    def add(self, environment: str, scores: dict[int, list[float]]) -> None:
+        """Make a chunk durable."""
+        self._append({"environment": environment, "scores": scores})
+        self.scores.setdefault(environment, {}).update(scores)
+
+    def done(self) -> None:
+        """The result is written: forget the way there."""
+        self._path.unlink()
+
+    def _append(self, line: dict[str, Any]) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _read(self, fingerprint: str) -> None:
+        whole = [line for line in self._path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        # A line that was being written when it was interrupted is not there.
+        self._path.write_text("".join(whole))
+        lines = [json.loads(line) for line in whole]
+        if not lines or lines[0].get("fingerprint") != fingerprint:
+            raise UserError(f"{self._path} is of another evaluation: delete it, or choose another --out")
+        for line in lines[1:]:
+            chunk = {int(index): scores for index, scores in line["scores"].items()}
+            self.scores.setdefault(line["environment"], {}).update(chunk)
+
+
+def fingerprint(plan: Plan, sections: Sequence[Section], eos: Sequence[int]) -> str:
+    """A digest of everything that the scores depend on, the weights included."""
+    digest = hashlib.sha256()
+    for file in sorted(plan.model.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    described = {**asdict(plan), "model": "", "eos": list(eos), "environments": [_described(each) for each in sections]}
+    digest.update(json.dumps(described, sort_keys=True, default=str).encode())
+    return digest.hexdigest()
+
+
+def _described(section: Section) -> list[Any]:
+    return [section.name, section.kind, section.params, section.max_tokens]
+
+
+def summary(scores: Sequence[Sequence[float]], ks: Sequence[int]) -> dict[str, Any]:
+    """avg@n and pass@k with 95 % intervals over tasks."""
+    n = min(len(samples) for samples in scores)
+    averages = interval([average_at_k([samples]) for samples in scores])
+    result: dict[str, Any] = {"tasks": len(scores), "samples": n, f"avg@{n}": asdict(averages)}
+    for k in ks:
+        result[f"pass@{k}"] = asdict(interval([pass_at_k([samples], k) for samples in scores]))
+    return result
+
+
+async def run_evaluation(config: Path, plan: Plan, out: Path) -> dict[str, Any]:
+    """Evaluate and write `out`; what was written. Raises UserError for what can't be evaluated."""
+    from tokenizers import Tokenizer
+
+    from trainer.crew import load_model
+
+    sections, eos = sections_of(config)
+    if not (plan.model / "tokenizer.json").is_file():
+        raise UserError(f"{plan.model} holds no tokenizer.json: --model must be a Hugging Face folder")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    progress = Progress(out.with_name(out.name + ".partial"), fingerprint(plan, sections, eos))
+    model = (await asyncio.to_thread(load_model, plan.model, "float32", "cpu")).eval()
+    tokenizer = Tokenizer.from_file(str(plan.model / "tokenizer.json"))
+    scorer = Scorer()
+    try:
+        for section in sections:
+            await _section_scores(section, plan, eos, model, tokenizer, scorer, progress)
+    finally:
+        await scorer.close()
+    result = {
+        "model": str(plan.model),
+        "temperature": plan.temperature,
+        "seed": plan.seed,
+        "environments": {
+            section.name: summary([scores for _, scores in sorted(progress.scores[section.name].items())], plan.ks)
+            | {"scores": progress.scores[section.name]}
+            for section in sections
+        },
+    }
+    _write(out, result)
+    progress.done()
+    return result
+
+
+async def _section_scores(
+    section: Section, plan: Plan, eos: Sequence[int], model: Any, tokenizer: Any, scorer: Scorer, progress: Progress
+) -> None:
+    from trainer.evaluate import generate_completions
+
+    count = min(plan.tasks, section.environment.eval_size)
+    for start in range(0, count, _CHUNK):
+        chosen = range(start, min(start + _CHUNK, count))
+        if all(index in progress.scores.get(section.name, {}) for index in chosen):
+            continue
+        tasks = [section.environment.eval_task(index) for index in chosen]
+        completions = await asyncio.to_thread(
+            generate_completions,
+            model,
+            [tokenizer.encode(task.prompt, add_special_tokens=False).ids for task in tasks],
+            temperature=plan.temperature,
+            max_tokens=section.max_tokens,
+            eos_token_ids=eos,
+            seed=plan.seed + start,
+            samples=plan.samples,
+        )
+        texts = [[tokenizer.decode(tokens, skip_special_tokens=True) for tokens in each] for each in completions]
+        scored = [await _score(section, task, each, scorer) for task, each in zip(tasks, texts, strict=True)]
+        progress.add(section.name, dict(zip(chosen, scored, strict=True)))
+
+
+async def _score(section: Section, task: Task, texts: Sequence[str], scorer: Scorer) -> list[float]:
+    return [await scorer.score(section.kind, section.params, task, text) for text in texts]
+
+
+def _write(out: Path, result: dict[str, Any]) -> None:
+    """Whole or not at all."""
+    scratch = out.with_name(out.name + ".new")
+    scratch.write_text(json.dumps(result, indent=1) + "\n")
+    sync(scratch)
+    scratch.rename(out)
+    sync(out.parent)

@@ -1,0 +1,73 @@
+"""FSDP2: layers' weights, gradients and optimizer state are divided among the processes; embeddings and head are whole on each.
+
+The head is applied in as many chunks as a microbatch needs, which differ between processes, so it can't take part in
+collectives; with tied weights the embeddings can't either. Their gradients are averaged once per update instead. State is
+saved whole, so any number of processes can go on from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import distributed
+
+from protocol.errors import UserError
+
+
+def shard(model: Any) -> list[torch.nn.Parameter]:
+    """Divide the model among all processes; the parameters that stay whole. Raises UserError for unknown structures."""
+    from torch.distributed.fsdp import fully_shard
+
+    layers = getattr(model.base_model, "layers", None)
+    if layers is None:
+        raise UserError(
+            f"training on several processes needs a model with a list of layers, not {type(model).__name__}"
+        )
+    whole = {model.get_output_embeddings().weight, model.get_input_embeddings().weight}
+    for layer in layers:
+        fully_shard(layer)
+    fully_shard(model.base_model, ignored_params=whole)
+    return list(whole)
+
+
+def average_gradients(parameters: list[torch.nn.Parameter], size: int) -> None:
+    """What FSDP does for the divided ones, for those that are whole on each process."""
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        distributed.all_reduce(parameter.grad)
+        parameter.grad /= size
+
+
+def whole(value: Any) -> Any:
+    """A tree of tensors with every divided one put together, on the CPU; all processes must call it alike."""
+    if isinstance(value, torch.Tensor):
+        full = getattr(value, "full_tensor", None)
+        return value.detach() if full is None else full().detach().cpu()
+    if isinstance(value, Mapping):
+        return {key: whole(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(whole(item) for item in value)
+    return value
+
+
+def divided_like(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """A whole tensor divided as `parameter` is; itself if that is whole."""
+    mesh = getattr(parameter, "device_mesh", None)
+    if mesh is None or tensor.shape != parameter.shape:
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor.to(mesh.device_type), mesh, parameter.placements)  # type: ignore[attr-defined]
+
+
+@torch.no_grad()
+def load_whole(model: Any, weights: Mapping[str, torch.Tensor]) -> None:
+    """Load whole weights into a model that may be divided. Raises ValueError if names differ."""
+    own = model.state_dict()
+    if own.keys() != weights.keys():
+        raise ValueError(f"the weights' names differ: {sorted(own.keys() ^ weights.keys())[:3]}")
+    for name, tensor in own.items():
+        tensor.copy_(divided_like(weights[name].to(tensor.dtype), tensor))

@@ -1,0 +1,163 @@
+"""`worker doctor | config | leave | identity`: what a person asks before, beside and after `worker join`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Home = Annotated[Path | None, typer.Option("--home", help="Where identity, outbox and weights are kept.")]
+Passphrase = Annotated[
+    Path | None, typer.Option("--passphrase-file", help="First line of this file, instead of being asked for it.")
+]
+Configure = Callable[..., Any]
+_LEAVE_MARGIN_S = 60.0
+
+
+def add_to(app: typer.Typer, configure: Configure) -> None:
+    """Add the commands. `configure`: flags to a WorkerConfig."""
+    identities = typer.Typer(help="Show, export or import this worker's identity.", invoke_without_command=True)
+    _add_doctor(app, configure)
+    _add_config(app, configure)
+    _add_leave(app, configure)
+    _add_identity(identities, configure)
+    app.add_typer(identities, name="identity")
+
+
+def _add_doctor(app: typer.Typer, configure: Configure) -> None:
+    @app.command()
+    def doctor(
+        coordinator: Annotated[str, typer.Option("--coordinator", help="The run's URL, as `worker join` takes it.")],
+        home: Home = None,
+        ca: Annotated[Path | None, typer.Option("--ca", help="As `worker join` takes it.")] = None,
+        json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
+    ) -> None:
+        """Find what would keep this machine from working for a run, and say what to do. Exit status 1 if anything would."""
+        import asyncio
+
+        from worker.doctor.examine import examine
+        from worker.doctor.findings import as_json, as_lines, exit_status
+
+        findings = asyncio.run(examine(coordinator, configure(home=home), ca))
+        typer.echo(as_json(findings) if json else "\n".join(as_lines(findings)))
+        raise typer.Exit(exit_status(findings))
+
+
+def _add_config(app: typer.Typer, configure: Configure) -> None:
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+    @app.command(context_settings=settings)
+    def config(context: typer.Context) -> None:
+        """Show every setting and where it comes from. Takes the flags of `worker join`, for a look before."""
+        from worker.config import config_path, origins
+
+        flags = parse_flags(context.args)
+        values = configure(**flags)
+        found = origins(flags)
+        width = max(map(len, found))
+        for name, origin in found.items():
+            value = getattr(values, name)
+            typer.echo(f"{name.ljust(width)}  {'automatic' if value is None else value}  ({origin})")
+        typer.echo(f"\nflags before environment before {config_path()} before defaults")
+
+
+def parse_flags(arguments: list[str]) -> dict[str, str | bool]:
+    """`--max-model-len 128 --peers --no-enforce-eager` by the names of the settings. Raises UserError for anything else."""
+    from protocol.errors import UserError
+    from worker.config import WorkerConfig
+
+    fields = WorkerConfig.model_fields
+    found: dict[str, str | bool] = {}
+    rest = list(arguments)
+    while rest:
+        flag, equals, value = rest.pop(0).partition("=")
+        name = flag.removeprefix("--").replace("-", "_")
+        positive = name.removeprefix("no_")
+        if not flag.startswith("--") or (name not in fields and positive not in fields):
+            raise UserError(
+                f"{flag} is no setting; there are {', '.join('--' + each.replace('_', '-') for each in fields)}"
+            )
+        if fields[positive if name not in fields else name].annotation is bool and not equals:
+            found[positive if name not in fields else name] = name in fields
+        elif equals or rest:
+            found[name] = value if equals else rest.pop(0)
+        else:
+            raise UserError(f"{flag} needs a value")
+    return found
+
+
+def _add_leave(app: typer.Typer, configure: Configure) -> None:
+    @app.command()
+    def leave(home: Home = None) -> None:
+        """Let the worker that runs with this home finish what is begun, hand it in, and end."""
+        from worker.home import leave as leave_home
+
+        config = configure(home=home)
+        process = leave_home(config.home, config.drain_s + _LEAVE_MARGIN_S)
+        waiting = sum(1 for _ in config.home.glob("runs/*/outbox/*.rollout"))
+        typer.echo(f"process {process} has ended")
+        if waiting:
+            typer.echo(f"{waiting} rollouts wait in the outbox: the next `worker join` hands them in")
+
+
+def _add_identity(app: typer.Typer, configure: Configure) -> None:
+    def show_at(home: Path | None) -> None:
+        from protocol import keyfile
+
+        path = configure(home=home).identity_path
+        key, made = keyfile.load_or_create(path)
+        whose = "whoever has this file has this worker's credits"
+        typer.echo(f"{key.key_id}\n{'made' if made else 'kept'} in {path}: {whose}")
+
+    @app.callback()
+    def identity(context: typer.Context, home: Home = None) -> None:
+        """Show this worker's identity, made if there is none; or export or import one."""
+        context.obj = home
+        if context.invoked_subcommand is None:
+            show_at(home)
+
+    @app.command()
+    def show(context: typer.Context, home: Home = None) -> None:
+        """Print the key id, and where the key is kept."""
+        show_at(home or context.obj)
+
+    @app.command("export")
+    def export_command(
+        context: typer.Context,
+        file: Annotated[Path, typer.Argument(help="Where to write it; must not exist.")],
+        home: Home = None,
+        passphrase_file: Passphrase = None,
+    ) -> None:
+        """Write the identity to a file that only a passphrase opens: a backup of your credits."""
+        from worker.identity_file import export_identity
+
+        path = configure(home=home or context.obj).identity_path
+        key_id = export_identity(path, file, _passphrase(passphrase_file, confirm=True))
+        typer.echo(f"wrote {key_id} to {file}: keep it and the passphrase apart; without both it can't be opened")
+
+    @app.command("import")
+    def import_command(
+        context: typer.Context,
+        file: Annotated[Path, typer.Argument(help="What `worker identity export` wrote.")],
+        home: Home = None,
+        passphrase_file: Passphrase = None,
+    ) -> None:
+        """Take an exported identity into a home that has none."""
+        from worker.identity_file import import_identity
+
+        path = configure(home=home or context.obj).identity_path
+        key_id = import_identity(file, path, _passphrase(passphrase_file, confirm=False))
+        typer.echo(f"{key_id} is now in {path}; let only one worker use it at a time")
+
+
+def _passphrase(file: Path | None, *, confirm: bool) -> str:
+    from protocol.errors import UserError
+
+    if file is None:
+        return str(typer.prompt("Passphrase", hide_input=True, confirmation_prompt=confirm))
+    try:
+        return file.read_text().splitlines()[0]
+    except (OSError, UnicodeDecodeError, IndexError) as error:
+        raise UserError(f"cannot read a passphrase from {file}: {error}") from error

@@ -1,0 +1,51 @@
+"""An engine that runs out of memory is started again with fewer samples at once, until it fits; each step is said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+
+from protocol.errors import OurFault
+from worker.config import WorkerConfig
+
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|OutOfMemoryError|Cannot allocate memory|No available memory for the cache blocks"
+    r"|KV cache .*larger than the available|Free memory on device .* is less than desired",
+    re.IGNORECASE,
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an engine's failure says that memory was short, in the words of torch, vLLM or the system."""
+    return _OUT_OF_MEMORY.search(str(error)) is not None
+
+
+def smaller(config: WorkerConfig) -> WorkerConfig | None:
+    """Half the samples at once; None if it is one already."""
+    if config.concurrency == 1:
+        return None
+    return config.model_copy(update={"concurrency": config.concurrency // 2})
+
+
+async def within_memory(
+    work: Callable[[WorkerConfig], Awaitable[None]], config: WorkerConfig, say: Callable[[str], None]
+) -> None:
+    """Work; again with less after each failure for want of memory. Raises OurFault if even one sample is too many.
+
+    Leases were given back and what is finished is in the outbox, so nothing is lost by starting again.
+    """
+    while True:
+        try:
+            await work(config)
+            return
+        except OurFault as error:
+            if not is_out_of_memory(error):
+                raise
+            less = smaller(config)
+            if less is None:
+                raise OurFault(
+                    f"the engine ran out of memory with one sample at once ({error}): end what else uses the GPU, "
+                    "set --gpu-memory-utilization lower if the display shares it, or --max-model-len to the run's lengths"
+                ) from error
+            say(f"out of memory with {config.concurrency} samples at once: starting again with {less.concurrency}")
+            config = less
