@@ -98,6 +98,22 @@ def within_share(granted: Grant, live: int, most: int | None) -> Grant:
     return Grant(count) if count > 0 else Grant(0, "share")
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A worker's hardware class; whether it is in shadow, and how many more leases it may have then. None: no limit."""
+
+    hardware: str
+    shadow: bool
+    room: int | None
+
+
+def within_trial(granted: Grant, room: int | None) -> Grant:
+    """A grant to a worker whose hardware may have so many more leases."""
+    if room is None or granted.count == 0:
+        return granted
+    return Grant(min(granted.count, room)) if room > 0 else Grant(0, "hardware")
+
+
 class InGroup(Protocol):
     """A sample, as far as shares go."""
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from aiohttp import web
 
 from coordinator.admission import Limits
-from coordinator.config import RunFile, make_run_id, model_shape
+from coordinator.config import RunFile, VerificationSection, make_run_id, model_shape
 from coordinator.dashboard.views import Views
 from coordinator.feeding import Feeding
 from coordinator.grpc_server import Listener, serve_trainer, serve_workers
+from coordinator.hardware import HardwareRules
 from coordinator.intake import Intake
+from coordinator.joining import Joining
 from coordinator.leasing import EnvironmentShare, Leasing
 from coordinator.metrics import Metrics
 from coordinator.migrate import upgrade
@@ -25,7 +27,8 @@ from coordinator.store import versions
 from coordinator.store.database import Database
 from coordinator.store.run import Run
 from coordinator.tokenizer import RunTokenizer
-from coordinator.verification.thresholds import thresholds_of
+from coordinator.verification.classes import classes_of
+from coordinator.verification.thresholds import Thresholds
 from environments.registry import make_environment
 from protocol.errors import UserError
 from protocol.signing import Identity
@@ -55,7 +58,8 @@ async def serve(
     on_ready: Callable[[Addresses], None],
 ) -> None:
     """Serve until `stop` is set. Raises UserError if a port, the model, the thresholds or the database can't be used."""
-    thresholds_of(run_file.verification)  # only verifiers use them, but without them nothing could ever be verified
+    # Only verifiers use thresholds, but without them nothing could ever be verified.
+    classes = classes_of(run_file.verification)
     vocab_size, hidden_size = model_shape(run_file.model.path)
     await upgrade(run_file.run.database)
     db = Database.open(run_file.run.database)
@@ -67,8 +71,9 @@ async def serve(
             secret=secrets.token_bytes(32),
             trainer_key=run_file.run.trainer_key,
         )
-        limits = Limits(run.run_id, vocab_size, hidden_size, run_file.scheduling.max_staleness)
-        await _serve_run(run_file, run, db, limits, identity, trainer_token, stop, on_ready)
+        limits = Limits(run.run_id, vocab_size, hidden_size, run_file.scheduling.max_staleness, tuple(classes))
+        rules = hardware_rules(run_file.verification, classes)
+        await _serve_run(run_file, run, db, limits, rules, identity, trainer_token, stop, on_ready)
     finally:
         await db.close()
 
@@ -78,6 +83,7 @@ async def _serve_run(
     run: Run,
     db: Database,
     limits: Limits,
+    rules: HardwareRules,
     identity: Identity,
     trainer_token: str,
     stop: asyncio.Event,
@@ -92,6 +98,7 @@ async def _serve_run(
         environments=environment_shares(run_file),
         tokenize=RunTokenizer(run_file.model.path).encode,
         max_prompt_tokens=run_file.server.max_prompt_tokens,
+        hardware_rules=rules,
     )
     intake = Intake(
         db,
@@ -106,6 +113,7 @@ async def _serve_run(
         db,
         run_id=run.run_id,
         secret=run.secret,
+        joining=Joining(db, secret=run.secret, precisions=limits.precisions, hardware_rules=rules),
         leasing=leasing,
         intake=intake,
         temperature=run_file.sampling.temperature,
@@ -128,7 +136,7 @@ async def _serve_run(
             views = Views(
                 db,
                 metrics,
-                _terms_reader(run_file, run, db, identity, public),
+                _terms_reader(run_file, run, db, identity, public, limits.precisions),
                 probation_rollouts=run_file.scheduling.probation_rollouts,
             )
             runner = web.AppRunner(views.application(), access_log=None)
@@ -177,6 +185,16 @@ async def _sweep(leasing: Leasing, stop: asyncio.Event) -> None:
             continue
 
 
+def hardware_rules(settings: VerificationSection, classes: Mapping[str, Thresholds]) -> HardwareRules:
+    """Which hardware is taken at its word: what the run file names, and what the thresholds were measured on."""
+    return HardwareRules(
+        patterns=settings.hardware,
+        calibrated={name: thresholds.hardware for name, thresholds in classes.items()},
+        shadow_rollouts=settings.shadow_rollouts,
+        shadow_classes=settings.shadow_classes,
+    )
+
+
 def environment_shares(run_file: RunFile) -> list[EnvironmentShare]:
     """The run's mixture. Raises UserError if an environment or one of its parameters is unknown."""
     return [
@@ -191,7 +209,7 @@ def environment_shares(run_file: RunFile) -> list[EnvironmentShare]:
 
 
 def _terms_reader(
-    run_file: RunFile, run: Run, db: Database, identity: Identity, public: Listener
+    run_file: RunFile, run: Run, db: Database, identity: Identity, public: Listener, precisions: tuple[str, ...]
 ) -> Callable[[], Awaitable[RunTerms]]:
     server = run_file.server
 
@@ -215,7 +233,7 @@ def _terms_reader(
             max_prompt_tokens=server.max_prompt_tokens,
             max_staleness=run_file.scheduling.max_staleness,
             lease_term_s=run_file.scheduling.lease_term_s,
-            precision_classes=("bf16",),
+            precision_classes=precisions,
         )
 
     return read

@@ -17,6 +17,7 @@ from coordinator.grpc_server import Listener, serve_trainer, serve_workers
 from coordinator.metrics import Metrics
 from coordinator.service import TrainerService, WorkerService, peer_address, poll
 from coordinator.store import tables as t
+from protocol.declaration import Declaration
 from protocol.errors import BadSignature, OurFault, UserError, WorkerFault
 from protocol.lease import Commitment
 from protocol.rollout import RejectionReason, SamplingParams, token_digest
@@ -39,7 +40,7 @@ from tests.factories import (
     sign_rollout,
     version_digest,
 )
-from tests.stored_run import StoredRun
+from tests.stored_run import DECLARED, StoredRun
 
 TOKEN = "the-trainers-token"
 STRANGER = make_identity(50)
@@ -66,6 +67,7 @@ class Servers:
             run.db,
             run_id=RUN_ID,
             secret=SECRET,
+            joining=run.joining,
             leasing=run.leasing,
             intake=run.intake,
             temperature=TEMPERATURE,
@@ -86,13 +88,16 @@ class Servers:
             await self.listener.server.stop(grace_s)
             self.listener = None
 
-    def worker(self, identity: Identity = STRANGER, **terms: Any) -> WorkerClient:
+    def worker(
+        self, identity: Identity = STRANGER, declaration: Declaration | None = DECLARED, **terms: Any
+    ) -> WorkerClient:
         client = WorkerClient(
             make_terms(grpc_endpoints=(f"127.0.0.1:{self.port}",), **terms),
             identity,
             name="w",
             hardware="h",
             software="s",
+            declaration=declaration,
             on_outage=self._note,
         )
         self._clients.append(client)
