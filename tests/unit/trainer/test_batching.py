@@ -181,7 +181,8 @@ def test_no_logits_of_all_tokens_are_ever_held(longest):
     with LargestTensor() as largest:
         completion_logprobs(model, batch, 1.0, chunk=16)[0].sum().backward()
     assert int(batch.mask_BT.sum()) > 16
-    assert largest.numbers <= max(16 * 4000, 4000 * 8)
+    attention = batch.input_RL.shape[1] ** 2
+    assert largest.numbers <= max(16 * 4000, 4000 * 8, attention)
 
 
 def test_recomputed_activations_give_the_same_gradients():
