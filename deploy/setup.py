@@ -98,9 +98,10 @@ def init_command(options: argparse.Namespace, run: Path) -> list[str]:
 
 
 def give_to_containers(run: Path) -> None:
-    """Let the images' user read keys and the run file; keys stay closed to everyone else."""
+    """Let the images' user read keys and the run file; keys stay closed to everyone else, the authority is public."""
     for path in (run, *run.rglob("*")):
         os.chown(path, USER, USER)
+    (run / "tls" / "ca.pem").chmod(0o644)
 
 
 def main() -> int:
