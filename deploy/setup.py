@@ -35,6 +35,7 @@ def settings(device: str) -> dict[str, dict[str, str]]:
             "origin": "http://origin:8600",
             "origin_data": "/weights",
             "checkpoints": "/checkpoints",
+            "tensorboard": "/checkpoints/tensorboard",
             "device": device,
         },
     }
