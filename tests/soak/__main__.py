@@ -85,7 +85,7 @@ class Soak:
         network.start(role)
         goal, begun = self.versions() + 2, time.monotonic()
         network.wait(f"two versions more after {role} was restarted", lambda: self.versions() >= goal, _RECOVER_S)
-        seconds, how = time.monotonic() - begun, "SIGKILL" if hard else "SIGTERM"
+        how, seconds = "SIGKILL" if hard else "SIGTERM", time.monotonic() - begun
         line = f"{role} restarted by {how}: two versions more after {seconds:.0f} s"
         self.restarts.append(line)
         print(line, flush=True)
