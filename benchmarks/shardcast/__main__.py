@@ -38,7 +38,7 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.shardcast import ours, published
@@ -105,8 +105,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--published-repeats", type=int, default=2, help="the published package is slow")
     parser.add_argument("--only", action="append", choices=[*VARIANTS, "none"], help="only this variant; repeatable")
     parser.add_argument("--sweep", default="2,4,8,16,32", help="numbers of workers; empty for none")
-    parser.add_argument("--sweep-mbit", type=float, default=8.0)
-    parser.add_argument("--sweep-mib", type=int, default=8)
+    parser.add_argument("--sweep-mbit", type=float, default=4.0)
+    parser.add_argument("--sweep-mib", type=int, default=16)
     parser.add_argument("--sweep-variant", choices=["peers", "raw-peers", "full", "raw"], default="peers")
     parser.add_argument("--work", type=Path, default=Path("/dev/shm"), help="folder for all hosts' files")
     parser.add_argument("--quick", action="store_true", help="8 MiB, one repeat, no sweep: shows that it runs")
@@ -171,13 +171,13 @@ async def _sweep(arguments: argparse.Namespace, scratch: Path) -> dict[str, dict
 
 
 async def _try(publish: Publish, net: Network, version: Version, scratch: Path, label: str) -> Sample:
-    """A publication that fails is said to have failed, and tried again."""
-    for _ in range(_TRIES - 1):
+    """A publication that fails is said to have failed, counted, and tried again."""
+    for failures in range(_TRIES - 1):
         try:
-            return await _publish(publish, net, version, scratch, label)
+            return replace(await _publish(publish, net, version, scratch, label), failures=failures)
         except OurFault as fault:
             print(f"{label}: failed: {fault}", file=sys.stderr, flush=True)
-    return await _publish(publish, net, version, scratch, label)
+    return replace(await _publish(publish, net, version, scratch, label), failures=_TRIES - 1)
 
 
 async def _publish(publish: Publish, net: Network, version: Version, scratch: Path, label: str) -> Sample:
