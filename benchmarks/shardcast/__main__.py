@@ -54,6 +54,7 @@ from benchmarks.shardcast.report import (
     tree_bound_s,
     with_ratios,
 )
+from benchmarks.shardcast.samples import Samples
 from benchmarks.shardcast.weights import make_pair
 from protocol.errors import OurFault, RollswarmError, UserError
 
@@ -104,6 +105,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--published-repeats", type=int, default=2, help="the published package is slow")
     parser.add_argument("--only", action="append", choices=[*VARIANTS, "none"], help="only this variant; repeatable")
+    parser.add_argument("--samples", type=Path, help="file that keeps each publication: a run in pieces is one run")
     parser.add_argument("--sweep", default="2,4,8,16,32", help="numbers of workers; empty for none")
     parser.add_argument("--sweep-mbit", type=float, default=4.0)
     parser.add_argument("--sweep-mib", type=int, default=16)
@@ -143,14 +145,16 @@ async def _run(arguments: argparse.Namespace) -> None:
 async def _variants(arguments: argparse.Namespace, chosen: list[str], scratch: Path) -> dict[str, dict[str, object]]:
     version = _make_version(scratch, arguments.mib * MIB, arguments.mbit)
     size = version.size
-    samples: dict[str, list[Sample]] = {name: [] for name in chosen}
+    samples = Samples(arguments.samples)
     with network(RELAYS, WORKERS, arguments.mbit) as net:
         for repeat in range(max(arguments.repeats, arguments.published_repeats)):
             for name in chosen:
                 if repeat < (arguments.published_repeats if name == PUBLISHED else arguments.repeats):
-                    samples[name].append(await _try(VARIANTS[name], net, version, scratch, name))
-    bounds = {name: _bound(name, size, arguments.mbit, RELAYS, WORKERS) for name in chosen}
-    return with_ratios({name: summarize(samples[name], size, bounds[name]) for name in chosen}, PUBLISHED)
+                    samples.add(name, await _try(VARIANTS[name], net, version, scratch, name))
+    facts = {}
+    for name, found in samples.of(chosen).items():
+        facts[name] = summarize(found, size, _bound(name, size, arguments.mbit, RELAYS, WORKERS))
+    return with_ratios(facts, PUBLISHED)
 
 
 async def _sweep(arguments: argparse.Namespace, scratch: Path) -> dict[str, dict[str, object]]:
