@@ -1,4 +1,4 @@
-"""Publications that were measured, one JSON object a line: a run can be made in pieces, and one that is cut off loses nothing."""
+"""Publications that were measured, one JSON object a line: a run can be made in pieces, and none is lost with a later one."""
 
 from __future__ import annotations
 
