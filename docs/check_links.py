@@ -1,4 +1,4 @@
-"""`make docs`: every relative link in the project's pages leads to a file, and every #anchor to a heading. Standard library alone."""
+"""`make docs`: every relative link in the project's pages leads to a file, and every #anchor to a heading."""
 
 import re
 import sys

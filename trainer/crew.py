@@ -1,5 +1,6 @@
-"""Everything that trains (model, objective, optimizer, companions) behind four verbs, on one process or several.
+"""Everything that trains (model, objective, optimizer, companions) behind five verbs, on one process or several.
 
+    receive(groups)         what can be done before a batch is full
     step(groups, version)   one step
     weights()               what a policy version holds: bf16, on the CPU
     state()                 what a checkpoint holds
@@ -64,6 +65,10 @@ class Crew:
     def step(self, groups: Sequence[RolloutGroup], version: int) -> StepResult:
         self._team.tell(("step", list(groups), version))
         return self._stepper.step(groups, version)
+
+    def receive(self, groups: Sequence[RolloutGroup]) -> None:
+        """Groups of the batch to come, as they become ready."""
+        self._stepper.receive(groups)
 
     def weights(self) -> dict[str, torch.Tensor]:
         self._team.tell(("weights",))

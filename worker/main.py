@@ -15,6 +15,7 @@ app = typer.Typer(
     help="A worker generates rollouts with its own GPU (or CPU) for a run, proves them, and earns credits.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich would double the time of --help
 )
 
 Home = Annotated[Path | None, typer.Option("--home", help="Where identity, outbox and weights are kept.")]

@@ -144,6 +144,7 @@ for role in ("coordinator", "worker", "trainer", "shardcast"):
 """
     loaded = loaded_by(code)
     assert loaded & HEAVY == set()
+    assert "rich" not in loaded  # it alone would take as long as all the rest
 
 
 def test_generated_stubs_are_current(tmp_path: Path) -> None:
@@ -197,5 +198,12 @@ def test_no_module_reads_the_environment_but_those_that_configure() -> None:
             if "os.environ" in text or "os.getenv" in text:
                 readers.add(name)
     unexpected = {name for name in readers - allowed if not inside(name, "worker.vllm_engine")}
-    known = {"environments.sandbox", "environments.scorer", "worker.main", "worker.join", "trainer.main"}
+    known = {
+        "environments.jail",
+        "environments.sandbox",
+        "environments.scorer",
+        "worker.main",
+        "worker.join",
+        "trainer.main",
+    }
     assert unexpected <= known, unexpected
