@@ -60,8 +60,8 @@ from protocol.errors import OurFault, RollswarmError, UserError
 
 RELAYS, WORKERS = 2, 4
 PUBLISHED = "published"
-_GENEROUS = 5.0  # a publication may take this many times its links' bound, and 20 s, before it counts as failed
-_TRIES = 3
+_GENEROUS = 4.0  # a publication may take this many times its links' bound, and 20 s, before it counts as failed
+_TRIES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,9 @@ async def _variants(arguments: argparse.Namespace, chosen: list[str], scratch: P
         for repeat in range(max(arguments.repeats, arguments.published_repeats)):
             for name in chosen:
                 if repeat < (arguments.published_repeats if name == PUBLISHED else arguments.repeats):
-                    samples.add(name, await _try(VARIANTS[name], net, version, scratch, name))
+                    sample = await _try(VARIANTS[name], net, version, scratch, name)
+                    if sample is not None:
+                        samples.add(name, sample)
     facts = {}
     for name, found in samples.of(chosen).items():
         facts[name] = summarize(found, size, _bound(name, size, arguments.mbit, RELAYS, WORKERS))
@@ -170,18 +172,19 @@ async def _sweep(arguments: argparse.Namespace, scratch: Path) -> dict[str, dict
         with network(RELAYS, workers, mbit) as net:
             label = f"{name}, {workers} workers"
             sample = await _try(VARIANTS[name], net, version, scratch, label)
-        found[label] = summarize([sample], size, _bound(name, size, mbit, RELAYS, workers))
+        if sample is not None:
+            found[label] = summarize([sample], size, _bound(name, size, mbit, RELAYS, workers))
     return found
 
 
-async def _try(publish: Publish, net: Network, version: Version, scratch: Path, label: str) -> Sample:
-    """A publication that fails is said to have failed, counted, and tried again."""
-    for failures in range(_TRIES - 1):
+async def _try(publish: Publish, net: Network, version: Version, scratch: Path, label: str) -> Sample | None:
+    """A publication that fails is said to have failed, counted, and tried again; None if it never works."""
+    for failures in range(_TRIES):
         try:
             return replace(await _publish(publish, net, version, scratch, label), failures=failures)
         except OurFault as fault:
             print(f"{label}: failed: {fault}", file=sys.stderr, flush=True)
-    return replace(await _publish(publish, net, version, scratch, label), failures=_TRIES - 1)
+    return None
 
 
 async def _publish(publish: Publish, net: Network, version: Version, scratch: Path, label: str) -> Sample:
