@@ -295,17 +295,21 @@ class VersionStore:
             self.torrents.remove(version, stored.digest)
             log.info("removed version %d", version, extra={"action": "collect", "version": version})
 
-    def demote(self, version: int, bad: Collection[int]) -> None:
+    def demote(self, version: int, bad: Collection[int]) -> bool:
         """Take a version back among those that are being received, without the shards that are wrong on disk. Blocking.
 
-        Who reads it can go on; its number stays bound. `open_partial` hashes the rest again.
+        Who reads it can go on; its number stays bound. `open_partial` hashes the rest again. False if it isn't here any more.
         """
-        stored = self._versions[version]
-        self._drop_index(version)
+        with self._index_lock:
+            stored = self._versions.get(version)
+            if stored is None:
+                return False
+            self._drop_index(version)
         folder = self.root / "partial" / stored.path.name
         right = (index for index in range(len(stored.manifest.shards)) if index not in set(bad))
         journal_path(folder).write_text("".join(f"{index}\n" for index in right), "ascii")
         stored.path.rename(folder)
+        return True
 
     def remove_stale_partials(self) -> None:
         """Remove half-filled versions older than the head, if no process fills them. Blocking."""
