@@ -8,7 +8,7 @@ import datetime as dt
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,16 +16,18 @@ from aiohttp import web
 
 from coordinator import knobs
 from coordinator.admission import Limits
-from coordinator.config import RunFile, ServerSection, StorageSection, make_run_id, model_shape
+from coordinator.config import RunFile, ServerSection, StorageSection, VerificationSection, make_run_id, model_shape
 from coordinator.dashboard.access import Access
 from coordinator.dashboard.views import Settings, Views
 from coordinator.feeding import Feeding
 from coordinator.grpc_server import Listener, serve_trainer, serve_workers
+from coordinator.hardware import HardwareRules
 from coordinator.intake import Intake
 from coordinator.leasing import EnvironmentShare, Leasing, Scheduling
 from coordinator.limits import Door
 from coordinator.metrics import Metrics
 from coordinator.migrate import upgrade
+from coordinator.registration import Joining
 from coordinator.service import TrainerService, WorkerService
 from coordinator.store import database, retention, versions
 from coordinator.store import knobs as knob_store
@@ -34,7 +36,8 @@ from coordinator.store.database import Database
 from coordinator.store.run import Run
 from coordinator.tls import ServerTls, check_plaintext
 from coordinator.tokenizer import RunTokenizer
-from coordinator.verification.thresholds import thresholds_of
+from coordinator.verification.classes import classes_of
+from coordinator.verification.thresholds import Thresholds
 from environments.registry import make_environment
 from protocol.errors import UserError
 from protocol.signing import Identity
@@ -91,7 +94,8 @@ async def serve(
     on_ready: Callable[[Addresses], None],
 ) -> None:
     """Serve until `stop` is set. Raises UserError if a port, the model, the thresholds or the database can't be used."""
-    thresholds_of(run_file.verification)  # only verifiers use them, but without them nothing could ever be verified
+    # Only verifiers use thresholds, but without them nothing could ever be verified.
+    classes = classes_of(run_file.verification)
     vocab_size, hidden_size = model_shape(run_file.model.path)
     await upgrade(run_file.run.database)
     db = Database.open(run_file.run.database)
@@ -103,8 +107,9 @@ async def serve(
             secret=secrets.token_bytes(32),
             trainer_key=run_file.run.trainer_key,
         )
-        limits = Limits(run.run_id, vocab_size, hidden_size, run_file.scheduling.max_staleness)
-        await _serve_run(run_file, run, db, limits, identity, trainer_token, stop, on_ready)
+        limits = Limits(run.run_id, vocab_size, hidden_size, run_file.scheduling.max_staleness, tuple(classes))
+        rules = hardware_rules(run_file.verification, classes)
+        await _serve_run(run_file, run, db, limits, rules, identity, trainer_token, stop, on_ready)
     finally:
         await db.close()
 
@@ -114,6 +119,7 @@ async def _serve_run(
     run: Run,
     db: Database,
     limits: Limits,
+    rules: HardwareRules,
     identity: Identity,
     trainer_token: str,
     stop: asyncio.Event,
@@ -129,6 +135,7 @@ async def _serve_run(
         environments=environment_shares(run_file),
         tokenize=tokenizer.encode,
         max_prompt_tokens=run_file.server.max_prompt_tokens,
+        hardware_rules=rules,
     )
     intake = Intake(
         db,
@@ -143,12 +150,19 @@ async def _serve_run(
         db,
         run_id=run.run_id,
         secret=run.secret,
+        joining=Joining(
+            db,
+            run_id=run.run_id,
+            secret=run.secret,
+            precisions=limits.precisions,
+            hardware_rules=rules,
+            rule=run_file.join.rule(),
+        ),
         leasing=leasing,
         intake=intake,
         temperature=run_file.sampling.temperature,
         eos_token_ids=run_file.sampling.eos_token_ids,
         metrics=metrics,
-        join=run_file.join.rule(),
     )
     feeding = Feeding(db, run_id=run.run_id, trainer_key=run.trainer_key, scheduling=scheduling)
     trainer = TrainerService(
@@ -191,7 +205,7 @@ async def _serve_run(
             views = Views(
                 db,
                 metrics,
-                _terms_reader(run_file, run, db, identity, public, live),
+                _terms_reader(run_file, run, db, identity, public, live, limits.precisions),
                 access=Access(db, run.secret, encrypted=tls is not None),
                 settings=Settings(
                     scheduling,
@@ -305,6 +319,16 @@ async def _sweep(leasing: Leasing, live: Live, stop: asyncio.Event) -> None:
             continue
 
 
+def hardware_rules(settings: VerificationSection, classes: Mapping[str, Thresholds]) -> HardwareRules:
+    """Which hardware is taken at its word: what the run file names, and what the thresholds were measured on."""
+    return HardwareRules(
+        patterns=settings.hardware,
+        calibrated={name: thresholds.hardware for name, thresholds in classes.items()},
+        shadow_rollouts=settings.shadow_rollouts,
+        shadow_classes=settings.shadow_classes,
+    )
+
+
 def environment_shares(run_file: RunFile) -> list[EnvironmentShare]:
     """The run's mixture. Raises UserError if an environment or one of its parameters is unknown."""
     return [
@@ -319,7 +343,13 @@ def environment_shares(run_file: RunFile) -> list[EnvironmentShare]:
 
 
 def _terms_reader(
-    run_file: RunFile, run: Run, db: Database, identity: Identity, public: Listener, live: Live
+    run_file: RunFile,
+    run: Run,
+    db: Database,
+    identity: Identity,
+    public: Listener,
+    live: Live,
+    precisions: tuple[str, ...],
 ) -> Callable[[], Awaitable[RunTerms]]:
     server = run_file.server
 
@@ -343,7 +373,7 @@ def _terms_reader(
             max_prompt_tokens=server.max_prompt_tokens,
             max_staleness=live.scheduling.max_staleness,
             lease_term_s=run_file.scheduling.lease_term_s,
-            precision_classes=("bf16",),
+            precision_classes=precisions,
             join=run_file.join.door,
             work_bits=run_file.join.rule().work_bits,
         )

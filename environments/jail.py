@@ -1,4 +1,4 @@
-"""Runs a stranger's Python program: no network, no files to write, no other process, bounded CPU, memory, time and output.
+"""Runs a stranger's Python program: no network, nothing written, no other process, bounded CPU, memory, time and output.
 
 A fence, not a prison: it stands on limits and namespaces of the kernel, below the scoring process's own (unprivileged user,
 no secrets, no privileges to gain). Standard library only is offered, without site packages.
@@ -11,6 +11,7 @@ import ctypes
 import os
 import resource
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -46,7 +47,7 @@ class Jail:
         Raises EnvironmentFault if the system grants no network namespace: the fault is the machine's, not the program's.
         """
         # The program comes by an argument, so no file is needed; standard input is its own.
-        command = [sys.executable, "-I", "-S", "-c", program]
+        command = [_interpreter(), "-I", "-S", "-c", program]
         try:
             process = subprocess.Popen(
                 command,
@@ -90,6 +91,19 @@ class Jail:
             hard = resource.getrlimit(limit)[1]
             bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(limit, (bound, bound))
+
+
+def _interpreter() -> str:
+    """A Python that this process may run: our own, or the system's if ours lies where an unprivileged user can't reach.
+
+    Raises EnvironmentFault if there is none.
+    """
+    for candidate in (sys.executable, shutil.which("python3", path=os.defpath)):
+        if candidate and os.access(candidate, os.X_OK):
+            return candidate
+    raise EnvironmentFault(
+        f"the scoring process may not run {sys.executable}: install Python where every user can read it, or a system python3"
+    )
 
 
 def _exchange(process: subprocess.Popen[bytes], data: bytes, deadline: float) -> bytes | None:

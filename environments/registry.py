@@ -18,6 +18,7 @@ BUILT_IN = {
     "dataset": "environments.dataset:Dataset",
     "math": "environments.math:Math",
     "reasoning_gym": "environments.reasoning_gym:ReasoningGym",
+    "verifiers": "environments.verifiers_adapter:Verifiers",
 }
 
 

@@ -26,6 +26,7 @@ MANIFEST = "manifest"
 ROLLOUT = "rollout"
 RECEIPT = "receipt"
 CHALLENGE = "challenge"
+DECLARATION = "declaration"
 KEY_ROTATION = "key-rotation"
 STATEMENT = "statement"
 

@@ -88,7 +88,7 @@ class Stepper:
         self._undivided = list(undivided)
         self._filters = Filters(config.keep_zero_advantage, config.pass_rate, config.mask_overlong)
         self._budget = LengthBudget(config.length_target, config.length_penalty)
-        self._advantage = _advantage(config)
+        self._advantage = _advantage(config) if self._objective.loss.uses_advantages() else RawReward()
         self._critic = _critic(config, model)
         self._teaching = self._teacher_stage(config, temperature)
         self._least_variance = any(isinstance(part, Vcpo) and part.baseline for part in self._objective.modifiers)

@@ -85,7 +85,8 @@ class Soak:
         network.start(role)
         goal, begun = self.versions() + 2, time.monotonic()
         network.wait(f"two versions more after {role} was restarted", lambda: self.versions() >= goal, _RECOVER_S)
-        line = f"{role} restarted by {'SIGKILL' if hard else 'SIGTERM'}: two versions more after {time.monotonic() - begun:.0f} s"
+        how, seconds = "SIGKILL" if hard else "SIGTERM", time.monotonic() - begun
+        line = f"{role} restarted by {how}: two versions more after {seconds:.0f} s"
         self.restarts.append(line)
         print(line, flush=True)
 

@@ -83,6 +83,10 @@ class Loss(ABC):
         """M, where `needs` names other tokens at each place."""
         return 0
 
+    def uses_advantages(self) -> bool:
+        """Whether groups without an advantage teach nothing."""
+        return True
+
     def denominator(self, mask_BT: torch.Tensor, staleness_BT: torch.Tensor) -> float:
         """This batch's share of the step's denominator, for the loss alone."""
         return Objective(self).denominator(mask_BT, staleness_BT)

@@ -23,6 +23,7 @@ from coordinator.metrics import Metrics
 from coordinator.operate import invite
 from coordinator.service import TrainerService, WorkerService, poll
 from coordinator.store import tables as t
+from protocol.declaration import Declaration
 from protocol.errors import BadSignature, OurFault, UserError, WorkerFault
 from protocol.lease import Commitment
 from protocol.rollout import RejectionReason, SamplingParams, token_digest
@@ -46,7 +47,7 @@ from tests.factories import (
     sign_rollout,
     version_digest,
 )
-from tests.stored_run import StoredRun
+from tests.stored_run import DECLARED, StoredRun
 
 TOKEN = "the-trainers-token"
 STRANGER = make_identity(50)
@@ -73,6 +74,7 @@ class Servers:
             run.db,
             run_id=RUN_ID,
             secret=SECRET,
+            joining=run.joining,
             leasing=run.leasing,
             intake=run.intake,
             temperature=TEMPERATURE,
@@ -98,13 +100,20 @@ class Servers:
             await self.listener.server.stop(grace_s)
             self.listener = None
 
-    def worker(self, identity: Identity = STRANGER, invite: str = "", **terms: Any) -> WorkerClient:
+    def worker(
+        self,
+        identity: Identity = STRANGER,
+        invite: str = "",
+        declaration: Declaration | None = DECLARED,
+        **terms: Any,
+    ) -> WorkerClient:
         client = WorkerClient(
             make_terms(grpc_endpoints=(f"127.0.0.1:{self.port}",), **terms),
             identity,
             name="w",
             hardware="h",
             software="s",
+            declaration=declaration,
             on_outage=self._note,
             invite=invite,
         )
@@ -480,7 +489,7 @@ async def test_a_compressed_message_is_refused(servers: Servers) -> None:
 
 
 async def test_a_run_by_invitation(servers: Servers) -> None:
-    servers.service._join = JoinRule("invite")
+    servers.run.joining._rule = JoinRule("invite")
     url = str(servers.run.db.engine.url)
     with pytest.raises(UserError, match="by invitation"):
         await servers.worker(make_identity(60)).register(patience_s=0.0)
@@ -495,7 +504,7 @@ async def test_a_run_by_invitation(servers: Servers) -> None:
 
 
 async def test_a_run_that_asks_for_work(servers: Servers) -> None:
-    servers.service._join = JoinRule("work", 8)
+    servers.run.joining._rule = JoinRule("work", 8)
     with pytest.raises(UserError, match="8 bits of work"):
         await servers.worker(make_identity(63)).register(patience_s=0.0)
     await servers.worker(make_identity(63), join="work", work_bits=8).register(patience_s=0.0)

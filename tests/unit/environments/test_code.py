@@ -53,14 +53,16 @@ def test_a_program_passes_if_its_outputs_are_right(row: dict, text: str, score: 
         "while True: pass",
         "x = bytearray(4 << 30)",
         "print('x' * (64 << 20))",
-        "open('/tmp/mine', 'w').write('x'); print(4)",
+        "open('/tmp/mine', 'wb', 0).write(b'x'); print(4)",
         "import socket; socket.create_connection(('127.0.0.1', 9), 2); print(4)",
         "import socket; s = socket.socket(); s.connect(('10.0.0.1', 80)); print(4)",
     ],
 )
 def test_what_a_program_may_not_do_fails_it(text: str) -> None:
     assert Code(seconds=1).score(task(PRINTS), program(text)) == 0.0
-    assert not Path("/tmp/mine").exists() or Path("/tmp/mine").stat().st_size == 0
+    mine = Path("/tmp/mine")
+    assert not mine.exists() or mine.stat().st_size == 0
+    mine.unlink(missing_ok=True)
 
 
 def test_a_program_sees_no_secret_and_nothing_that_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,6 +179,12 @@ def test_a_teacher_that_scored_groups_as_they_came_gives_the_same_step(tmp_path:
     assert other.step(GROUPS, 3).metrics["applied"] == 1.0, "what was not scored before is scored in the step"
 
 
+def test_a_teacher_teaches_on_groups_whatever_their_rewards(tmp_path: Path) -> None:
+    result = made(tmp_path / "model", "opd").step([group("a", (0.0, 0.0)), group("b", (1.0,))], trainer_version=3)
+    assert result.trained == ("a-0", "a-1", "b-0")
+    assert result.dropped == {}
+
+
 def test_several_updates_count_apart_from_versions(tmp_path: Path) -> None:
     stepper = made(tmp_path / "model", "decoupled_ppo", updates_per_batch=2)
     stepper.step(GROUPS, trainer_version=3)
