@@ -22,6 +22,7 @@ from coordinator.discovery import fetch_terms
 from protocol.errors import BadSignature, OurFault, UserError
 from protocol.joining import WORK, solve
 from protocol.lease import Commitment
+from protocol.renewal import sign_renewal
 from protocol.rollout import RolloutGroup, SamplingParams
 from protocol.signing import CHALLENGE, RECEIPT, Identity, SignedEnvelope, open_envelope
 from protocol.terms import PROTOCOL_MAX, PROTOCOL_MIN, RunTerms
@@ -150,6 +151,7 @@ class WorkerClient:
                     length=commitment.length,
                     token_digest=commitment.digest,
                     policy_version=commitment.version,
+                    signature=sign_renewal(self._identity, self._terms.run_id, lease_id, commitment),
                 )
                 for lease_id, commitment in progress.items()
             ]

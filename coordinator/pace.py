@@ -73,7 +73,7 @@ def most_leases(pace: Pace | None, horizon: float | None) -> int | None:
     """What the worker finishes in time, at least one; None: no limit."""
     if pace is None or horizon is None:
         return None
-    return max(1, math.ceil(_SLACK * pace.rollouts_per_s * horizon))
+    return max(1, math.ceil(_SLACK * pace.rollouts_per_s * horizon - 1e-6))
 
 
 def too_slow(pace: Pace | None, horizon: float | None) -> bool:

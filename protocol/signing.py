@@ -28,6 +28,7 @@ RECEIPT = "receipt"
 CHALLENGE = "challenge"
 KEY_ROTATION = "key-rotation"
 STATEMENT = "statement"
+RENEWAL = "renewal"
 
 
 @dataclass(frozen=True, slots=True)

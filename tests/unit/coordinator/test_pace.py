@@ -68,7 +68,7 @@ async def measured(run: StoredRun, worker: Identity, count: int = 8) -> None:
         await run.work(worker, 1)
     leases = await run.rows(t.leases, t.leases.c.state == "completed")
     for place, lease in enumerate(leases):
-        received = lease.acquired_at - 10.0 * place
+        received = leases[0].acquired_at - 10.0 * place
         mine = t.rollouts.c.lease_id == lease.lease_id
         await run.change(t.rollouts, mine, received_at=received)
         await run.change(t.leases, t.leases.c.lease_id == lease.lease_id, acquired_at=received - 10.0)
