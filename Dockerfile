@@ -1,4 +1,5 @@
 # One file, one target per role:  docker build --target relay|coordinator|trainer|worker|calibrate .
+# `--build-arg BUILD=$(git rev-parse HEAD)` is what `--version` then tells.
 # Dependencies are pinned by hash in deploy/requirements (`make requirements` writes them anew). A relay needs neither
 # torch nor a GPU and stays small.
 ARG PYTHON=python:3.11.14-slim-bookworm
@@ -14,7 +15,8 @@ COPY worker worker
 COPY shardcast shardcast
 COPY trainer trainer
 COPY environments environments
-RUN pip wheel --no-deps --wheel-dir /wheels .
+ARG BUILD=unknown
+RUN echo "$BUILD" > protocol/BUILD && pip wheel --no-deps --wheel-dir /wheels .
 
 FROM ${PYTHON} AS installed-relay
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1

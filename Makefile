@@ -6,13 +6,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PRESET ?= smollm2
 
-.PHONY: setup test test-all demo check format protos clean help
+.PHONY: setup test test-all demo check format protos docs requirements clean help
 
 help:
 	@echo "make demo [PRESET=tiny]   the whole network on this machine, about ten minutes"
 	@echo "make test                 all tests but those of many samples, real vLLM included"
 	@echo "make test-all             those too, and then the demo with its tiny model"
 	@echo "make check                linters, type checker, protobuf lint"
+	@echo "make docs                 check the links of all pages"
+	@echo "make requirements         pin what the images install (needs uv)"
 	@echo "make protos               generate the gRPC stubs again"
 
 setup: $(STAMP)
@@ -38,6 +40,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/buf lint
+	$(MAKE) docs
 
 format: setup
 	$(BIN)/ruff check --fix .
@@ -45,6 +48,12 @@ format: setup
 
 protos: setup
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --grpc_python_out=. --pyi_out=. protos/rollswarm/v1/*.proto
+
+docs:
+	$(PYTHON) docs/check_links.py
+
+requirements:
+	bash deploy/requirements/lock.sh
 
 clean:
 	rm -rf $(VENV) .cache runs .pytest_cache .mypy_cache .ruff_cache

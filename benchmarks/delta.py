@@ -4,9 +4,9 @@
 
 Two consecutive versions of SmolLM2-135M-Instruct come from a real training at each learning rate (`training_pair`; made
 once, minutes). Then, in alternating repeats: make the delta; apply it to a fresh folder as a client does, every shard
-hashed and written; and, to compare with, compress the difference of the bytes (xor) by zstd alone. MB are 10^6 bytes of the
-model. Per core means per second of CPU time, all threads and the kernel's part included; wall time is beside it, and is the
-same on a machine that does nothing else.
+hashed and written; the same with the version packed, which needs no base; and, to compare with, compress the difference of
+the bytes (xor) by zstd alone. MB are 10^6 bytes of the model. Per core means per second of CPU time, all threads and the
+kernel's part included; wall time is beside it, and is the same on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,11 +26,11 @@ import numpy as np
 import zstandard
 
 from benchmarks.training_pair import Recipe, make_pair
-from protocol.manifest import Manifest, manifest_digest, sign_manifest
+from protocol.manifest import Manifest, ManifestFile, manifest_digest, sign_manifest
 from protocol.signing import Identity
 from shardcast.delta.apply import Applier
 from shardcast.delta.decode import BlobFile, DeltaView
-from shardcast.delta.encode import encode_delta
+from shardcast.delta.encode import encode_delta, encode_packed
 from shardcast.delta.views import FolderView
 from shardcast.partial import PartialVersion
 from shardcast.publish import build_manifest
@@ -58,6 +58,9 @@ class Row:
     xor_mb_s: float
     spread: dict[str, tuple[float, float]]
     wall_mb_s: dict[str, float]
+    packed_share: float
+    pack_mb_s: float
+    unpack_mb_s: float
     digest_equal: bool
     repeats: int
 
@@ -71,35 +74,51 @@ class Pair:
         self._scratch = scratch
         self._threads = threads
         self.blob = scratch / "blob"
-        self.seconds: dict[str, list[float]] = {"encode": [], "apply": [], "xor": []}  # of CPU
-        self.wall: dict[str, list[float]] = {"encode": [], "apply": [], "xor": []}
+        self.packed = scratch / "packed"
+        self._work = {
+            "encode": self._encode,
+            "apply": self._apply,
+            "pack": self._pack,
+            "unpack": self._unpack,
+            "xor": self._xor,
+        }
+        self.seconds: dict[str, list[float]] = {name: [] for name in self._work}  # of CPU
+        self.wall: dict[str, list[float]] = {name: [] for name in self._work}
         self.xor_bytes = 0
         self.digest_equal = True
 
     def repeat(self) -> None:
         """Each thing once."""
-        for name, work in (("encode", self._encode), ("apply", self._apply), ("xor", self._xor)):
+        for name, work in self._work.items():
             cpu, wall = _timed(work)
             self.seconds[name].append(cpu)
             self.wall[name].append(wall)
+            shutil.rmtree(self._scratch / "made", ignore_errors=True)
+            (self._scratch / "made.journal").unlink(missing_ok=True)
 
     def _encode(self) -> None:
         before, after = self._folders
         with FolderView(before, self.before.files) as base, FolderView(after, self.after.files) as target:
             encode_delta(base, target, self.after, self.blob, limit=self.after.total_bytes, threads=self._threads)
 
+    def _pack(self) -> None:
+        encode_packed(self._folders[1], self.after, self.packed, limit=self.after.total_bytes, threads=self._threads)
+
     def _apply(self) -> None:
-        folder = self._scratch / "applied"
+        self._make(self.before.files, self.blob)
+
+    def _unpack(self) -> None:
+        self._make((), self.packed)
+
+    def _make(self, base_files: Sequence[ManifestFile], path: Path) -> None:
         envelope = sign_manifest(self.after, Identity.from_seed(bytes(32)))
-        partial = PartialVersion(folder, envelope, self.after, manifest_digest(envelope.payload))
+        partial = PartialVersion(self._scratch / "made", envelope, self.after, manifest_digest(envelope.payload))
         partial.open()
-        with FolderView(self._folders[0], self.before.files) as base, BlobFile(self.blob) as blob:
+        with FolderView(self._folders[0], base_files) as base, BlobFile(path) as blob:
             view = DeltaView(base, self.after, blob.read, blob.size)
             applied = Applier(partial, view, threads=self._threads).run()
         self.digest_equal &= applied.wrong == 0 and not partial.missing
         partial.seal(durable=False)
-        shutil.rmtree(folder)
-        (self._scratch / "applied.journal").unlink()
 
     def _xor(self) -> None:
         before, after = (np.memmap(folder / "model.safetensors", np.uint8, "r") for folder in self._folders)
@@ -130,6 +149,9 @@ class Pair:
             median["xor"],
             {name: (round(min(each), 1), round(max(each), 1)) for name, each in speeds.items()},
             {name: round(full / 1e6 / statistics.median(each), 1) for name, each in self.wall.items()},
+            round(self.packed.stat().st_size / full, 4),
+            median["pack"],
+            median["unpack"],
             self.digest_equal,
             len(self.seconds["encode"]),
         )
@@ -174,6 +196,7 @@ def _timed(work: Callable[[], None]) -> tuple[float, float]:
 def _table(rows: list[Row]) -> str:
     head = f"{'lr':>8} {'full MB':>8} {'delta kB':>9} {'ratio':>8} {'xor+zstd':>9} {'changed':>8}"
     head += f" {'encode MB/s·core':>18} {'apply MB/s·core':>18} {'wall':>9} {'equal':>6}"
+    head += f" {'packed':>7} {'pack/unpack MB/s·core':>22}"
     lines = [head]
     for row in rows:
         speeds = " ".join(
@@ -184,6 +207,7 @@ def _table(rows: list[Row]) -> str:
         lines.append(
             f"{row.learning_rate:>8g} {row.full_bytes / 1e6:>8.1f} {row.delta_bytes / 1e3:>9.1f} {'1/' + str(row.ratio):>8} "
             f"{'1/' + str(row.xor_ratio):>9} {row.changed_words:>8.2%} {speeds} {wall:>9} {row.digest_equal!s:>6}"
+            f" {row.packed_share:>7.1%} {row.pack_mb_s:>14.0f}/{row.unpack_mb_s:.0f}"
         )
     return "\n".join(lines)
 

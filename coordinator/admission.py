@@ -12,6 +12,7 @@ from coordinator.verification.checks.base import Claim
 from coordinator.verification.checks.form import FormCheck
 from protocol import lease as lease_rules
 from protocol import policy
+from protocol.declaration import BF16
 from protocol.lease import Lease
 from protocol.rollout import RejectionReason, Rollout, SamplingParams
 
@@ -33,12 +34,13 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The run's bounds. `hidden_size` fixes how long a proof must be."""
+    """The run's bounds. `hidden_size` fixes how long a proof must be; `precisions` are the classes admitted."""
 
     run_id: str
     vocab_size: int
     hidden_size: int
     max_staleness: int
+    precisions: tuple[str, ...] = (BF16,)
 
 
 def admit(
@@ -69,6 +71,9 @@ def admit(
         return Refused(RejectionReason.LEASE, "the lease is of another sample")
     if not lease_rules.is_live(lease, now):
         return Refused(RejectionReason.LEASE, f"the lease is {lease_rules.expire(lease, now).state.value}")
+    if rollout.precision not in limits.precisions:
+        admitted = ", ".join(limits.precisions)
+        return Refused(RejectionReason.PRECISION, f"made in {rollout.precision!r}; this run admits {admitted}")
     form = _FORM(Claim(rollout, (), sampling, 0, limits.vocab_size, limits.hidden_size))
     if not form.passed:
         return Refused(RejectionReason.FORM, form.detail)

@@ -19,16 +19,24 @@ from google.protobuf.message import DecodeError
 
 from coordinator.channel import Backoff, Channel, parse_endpoint
 from coordinator.discovery import fetch_terms
+from protocol.declaration import Declaration
 from protocol.errors import BadSignature, OurFault, UserError
 from protocol.joining import WORK, solve
 from protocol.lease import Commitment
 from protocol.renewal import sign_renewal
 from protocol.rollout import RolloutGroup, SamplingParams
-from protocol.signing import CHALLENGE, RECEIPT, Identity, SignedEnvelope, open_envelope
+from protocol.signing import CHALLENGE, DECLARATION, RECEIPT, Identity, SignedEnvelope, open_envelope
 from protocol.terms import PROTOCOL_MAX, PROTOCOL_MIN, RunTerms
 from protocol.trust import Trust, is_loopback
-from protocol.wire import envelope_from_wire, envelope_to_wire, group_from_wire, rollout_id, sampling_from_wire
-from protos.rollswarm.v1 import trainer_pb2, trainer_pb2_grpc, worker_pb2, worker_pb2_grpc
+from protocol.wire import (
+    declaration_to_payload,
+    envelope_from_wire,
+    envelope_to_wire,
+    group_from_wire,
+    rollout_id,
+    sampling_from_wire,
+)
+from protos.rollswarm.v1 import common_pb2, trainer_pb2, trainer_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +72,10 @@ def _leased(lease: worker_pb2.Lease, begun: float) -> LeasedSample:
 
 
 class WorkerClient:
-    """A worker's connection: registers by signing a challenge, renews its token by itself."""
+    """A worker's connection: registers by signing a challenge, renews its token by itself.
+
+    `declaration`: what it computes with; None (for looking only) leaves what was declared before.
+    """
 
     def __init__(
         self,
@@ -74,10 +85,13 @@ class WorkerClient:
         name: str,
         hardware: str,
         software: str,
+        declaration: Declaration | None = None,
         on_outage: Callable[[str], None] = log.warning,
         trust: Trust | None = None,
         invite: str = "",
     ) -> None:
+        self.notice = ""  # of the latest registration
+        self._declaration = declaration
         self._terms = terms
         self._invite = invite
         self._work: int | None = None
@@ -115,15 +129,26 @@ class WorkerClient:
         )
         envelope = envelope_to_wire(self._identity.sign(CHALLENGE, challenge.challenge))
         request = worker_pb2.RegisterRequest(
-            challenge=envelope, invite=self._invite, work_nonce=self._work or 0, **self._about
+            challenge=envelope,
+            declaration=self._declare(challenge.challenge),
+            invite=self._invite,
+            work_nonce=self._work or 0,
+            **self._about,
         )
         answer = await self._link.call(
             lambda: self._stub.Register(request, timeout=_CALL_TIMEOUT_S), patience_s=patience_s
         )
         if answer.run_id != self._terms.run_id:
             raise UserError(f"the coordinator now serves run {answer.run_id}, not {self._terms.run_id}: join again")
+        self.notice = answer.notice
         self._token = answer.token
         self._token_expires = time.monotonic() + answer.token_lifetime_s * 0.8
+
+    def _declare(self, challenge: bytes) -> common_pb2.SignedEnvelope | None:
+        if self._declaration is None:
+            return None
+        payload = declaration_to_payload(self._declaration, challenge)
+        return envelope_to_wire(self._identity.sign(DECLARATION, payload))
 
     async def acquire(self, count: int, policy_version: int, wait_s: float) -> tuple[list[LeasedSample], int, str]:
         """Leases, the head version, and why there are none if there are none."""

@@ -12,9 +12,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from coordinator.hardware import DEFAULT_HARDWARE
 from coordinator.joining import JoinRule
 from coordinator.leasing import Scheduling
 from coordinator.limits import DoorLimits, Rate
+from protocol.declaration import BF16, PRECISIONS
 from protocol.errors import UserError, explain_validation
 from protocol.joining import WORK, WORK_BITS_MAX
 from protocol.runfile import read_run_file
@@ -106,7 +108,10 @@ class EnvironmentSection(_Section):
 
 
 class VerificationSection(_Section):
-    """How rollouts are verified. `thresholds_file`: what `coordinator calibrate` wrote; or `thresholds`, the same in place."""
+    """How rollouts are verified. `thresholds_file`: what `coordinator calibrate` wrote; or `thresholds`, the same in place.
+
+    `classes`: a thresholds file for each further precision class. `hardware` and `shadow_…`: coordinator.hardware.
+    """
 
     audit_fraction: float = Field(1.0, gt=0, le=1)
     max_strikes: int = Field(3, ge=1)
@@ -115,13 +120,27 @@ class VerificationSection(_Section):
     claim_rollouts: int = Field(64, ge=1, le=4096)
     claim_term_s: float = Field(120.0, gt=0)
     threads: int = Field(1, ge=1)
+    engine: str = Field("transformers", pattern="^(transformers|vllm)$")
+    kv_cache_gib: float | None = Field(None, gt=0)
+    tensor_parallel: int = Field(1, ge=1)
+    time_limit_s: float = Field(600.0, gt=0)
+    memory_gib: float | None = Field(None, gt=0)
     thresholds: dict[str, Any] = {}
     thresholds_file: Path | None = None
+    classes: dict[str, Path] = {}
+    hardware: tuple[str, ...] = DEFAULT_HARDWARE
+    shadow_rollouts: int = Field(256, ge=0)
+    shadow_classes: int = Field(8, ge=0)
 
     @model_validator(mode="after")
     def _one_source(self) -> VerificationSection:
         if self.thresholds and self.thresholds_file is not None:
             raise ValueError("thresholds and thresholds_file are both given: keep one")
+        if (self.thresholds or self.thresholds_file is not None) and BF16 in self.classes:
+            raise ValueError("classes.bf16 is what thresholds_file gives: keep one")
+        for name in self.classes:
+            if name not in PRECISIONS:
+                raise ValueError(f"classes.{name} is no precision class: known are {', '.join(PRECISIONS)}")
         return self
 
 
@@ -257,7 +276,10 @@ def _resolve(run_file: RunFile, folder: Path) -> RunFile:
             "run": run_file.run.model_copy(update={"database": database}),
             "model": run_file.model.model_copy(update={"path": folder / run_file.model.path}),
             "verification": run_file.verification.model_copy(
-                update={"thresholds_file": thresholds_file and folder / thresholds_file}
+                update={
+                    "thresholds_file": thresholds_file and folder / thresholds_file,
+                    "classes": {name: folder / file for name, file in run_file.verification.classes.items()},
+                }
             ),
             "server": server.model_copy(
                 update={

@@ -106,6 +106,22 @@ def newcomers_of_address(share: float, address_share: float, capacity: int, *, o
     return max(1, int(address_share * share * capacity)) if others_wait else None
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A worker's hardware class; whether it is in shadow, and how many more leases it may have then. None: no limit."""
+
+    hardware: str
+    shadow: bool
+    room: int | None
+
+
+def within_trial(granted: Grant, room: int | None) -> Grant:
+    """A grant to a worker whose hardware may have so many more leases."""
+    if room is None or granted.count == 0:
+        return granted
+    return Grant(min(granted.count, room)) if room > 0 else Grant(0, "hardware")
+
+
 class InGroup(Protocol):
     """A sample, as far as shares go."""
 

@@ -26,6 +26,7 @@ from coordinator.verification.pooling import (
 )
 
 _ACTIVE_S = 3600.0
+SHADOW = "shadow:"  # before the test's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,29 +46,44 @@ async def add(
     tokens: int,
     pooled: Pooled,
     at: float,
+    *,
+    shadow: bool = False,
 ) -> list[Alarm]:
-    """Add a worker's observations (Y by test, of that many tokens); the alarms that they raise."""
+    """Add a worker's observations (Y by test, of that many tokens); the alarms that they raise.
+
+    `shadow`: made on hardware that bounds were not measured on. What is kept of those stands apart and only alerts: so
+    neither do they ban, nor can alarms among them wipe out what the worker did elsewhere.
+    """
     kept = await store.of_worker(connection, worker_id)
     alarms: list[Alarm] = []
     for test in pooled.tests:
         if test.name not in observations:
             continue
-        before = kept.get(test.name, Kept(Evidence(test.name)))
+        key = SHADOW + test.name if shadow else test.name
+        before = kept.get(key, Kept(Evidence(key)))
         now = observe(before.evidence, observations[test.name], tokens)
         if is_alarmed(now, test, pooled):
-            alarms.append(await _alarm(connection, worker_id, now, test, pooled, at))
-            kept[test.name] = Kept(restarted(now), at)
+            alarms.append(await _alarm(connection, worker_id, now, test, pooled, at, shadow))
+            kept[key] = Kept(restarted(now), at)
         else:
-            kept[test.name] = Kept(now, before.alarmed_at)
-        await store.save(connection, worker_id, kept[test.name], at)
+            kept[key] = Kept(now, before.alarmed_at)
+        await store.save(connection, worker_id, kept[key], at)
     await _watch(connection, worker_id, kept, pooled, at)
     return alarms
 
 
 async def _alarm(
-    connection: AsyncConnection, worker_id: str, now: Evidence, test: PooledTest, pooled: Pooled, at: float
+    connection: AsyncConnection,
+    worker_id: str,
+    now: Evidence,
+    test: PooledTest,
+    pooled: Pooled,
+    at: float,
+    shadow: bool,
 ) -> Alarm:
-    """The alarm, which bans nobody if most workers are on their way to the same one."""
+    """The alarm, which bans nobody in shadow, nor if most workers are on their way to the same one."""
+    if shadow:
+        return Alarm(worker_id, test.name, ALERT, f"in shadow, {_words(now, test, pooled)}")
     level = alarm_level(test, pooled)
     others = await store.others(connection, test.name, worker_id, at - _ACTIVE_S)
     words = _words(now, test, pooled)

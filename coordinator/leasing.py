@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator import dispatch, pace
+from coordinator.hardware import HardwareRules, HardwareState, state_of
 from coordinator.pace import Pace
-from coordinator.store import database, events, groups, leases, rollouts, run, versions, workers
+from coordinator.store import database, events, groups, hardware, leases, rollouts, run, versions, workers
 from coordinator.store import pace as pace_store
 from coordinator.store.database import Database
 from coordinator.store.groups import LeasableSample, NewGroup
@@ -89,7 +90,9 @@ class Leasing:
         environments: Sequence[EnvironmentShare],
         tokenize: Callable[[str], Sequence[int]],
         max_prompt_tokens: int = 4096,
+        hardware_rules: HardwareRules | None = None,
     ) -> None:
+        self._hardware_rules = hardware_rules or HardwareRules()
         self._db = db
         self._secret = secret
         self._scheduling = scheduling
@@ -116,9 +119,10 @@ class Leasing:
             head = await versions.head(connection)
             if head is None:
                 return Granted((), 0, "no policy version is published yet", at)
+            trial = await self._trial(connection, worker_id)
             granted = dispatch.grant(
                 wanted=wanted,
-                newcomer=is_newcomer(standing, self._scheduling.probation_rollouts),
+                newcomer=trial.shadow or is_newcomer(standing, self._scheduling.probation_rollouts),
                 paused=current.paused,
                 load=await self._load(connection),
                 max_staleness=self._scheduling.max_staleness,
@@ -132,6 +136,7 @@ class Leasing:
             granted = dispatch.within_share(
                 granted, await leases.count_live_of_worker(connection, worker_id), share.leases
             )
+            granted = dispatch.within_trial(granted, trial.room)
             if granted.count == 0:
                 return Granted((), head.version, granted.reason, at)
             await self._free_stragglers(connection, worker_id, speed, granted.count, at)
@@ -143,7 +148,7 @@ class Leasing:
             out = []
             for sample in chosen:
                 lease = Lease(secrets.token_hex(16), sample.sample_id, worker_id, min_version, deadline)
-                await leases.insert(connection, lease, at)
+                await leases.insert(connection, lease, at, hardware=trial.hardware, shadow=trial.shadow)
                 out.append((lease, sample))
             return Granted(tuple(out), head.version, "", at)
 
@@ -260,6 +265,18 @@ class Leasing:
             await events.record(
                 connection, at=at, actor="coordinator", action="take_over", subject=lease.sample_id, detail=detail
             )
+
+    async def _trial(self, connection: AsyncConnection, worker_id: str) -> dispatch.Trial:
+        """Whether the worker's hardware is taken at its word, and how much is left of trying it out."""
+        declared = await workers.declared(connection, worker_id)
+        assert declared is not None
+        rules, name = self._hardware_rules, declared.hardware
+        state = state_of(name, declared.precision, await hardware.decision(connection, name), rules)
+        if state is HardwareState.ADMITTED:
+            return dispatch.Trial(name, False, None)
+        if state is HardwareState.REFUSED:
+            return dispatch.Trial(name, True, 0)
+        return dispatch.Trial(name, True, max(0, rules.shadow_rollouts - await hardware.count_used(connection, name)))
 
     async def _share(self, connection: AsyncConnection, worker_id: str, at: float) -> dispatch.Share:
         """What this worker may have of each group, and of all leases."""

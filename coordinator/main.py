@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="The coordinator leases samples to workers, has their rollouts verified, and feeds the trainer.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich would double the time of --help
 )
 
 app.add_typer(admin_commands.app, name="admin")
@@ -65,8 +65,14 @@ def calibrate(
     config: ConfigPath,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder for thresholds and evidence; `calibration` beside the run file."),
+        typer.Option(
+            "--out",
+            help="Folder for thresholds and evidence; `calibration` beside the run file, or a class's folder there.",
+        ),
     ] = None,
+    precision: Annotated[
+        str, typer.Option("--precision", help="The class that the engines compute in: bf16, fp8, kv-fp8, kv-int4.")
+    ] = "bf16",
     rollouts: Annotated[int, typer.Option("--rollouts", min=16, help="Honest rollouts of each engine setting.")] = 256,
     false_bans: Annotated[
         float, typer.Option("--false-bans", min=1e-9, max=0.5, help="Most false bans per honest worker and month.")
@@ -86,19 +92,21 @@ def calibrate(
     from coordinator.config import load_run_file
 
     set_up_logging()
-    folder = out or config.resolve().parent / "calibration"
+    own = "" if precision == "bf16" else precision
+    folder = out or config.resolve().parent / "calibration" / own
     fitted = calibrate(
         load_run_file(config),
         folder,
         Bound(false_bans, rollouts_per_month),
-        Options(rollouts, kv_cache_gib, compiled, device),
+        Options(rollouts, kv_cache_gib, compiled, device, precision),
         lambda line: typer.echo(line),
     )
     rejected = sum(fitted.exceeded.values())
     typer.echo(
         f"fitted on {fitted.calibrated_on} comparisons; {rejected} of {fitted.tried_on} others exceed a threshold"
     )
-    typer.echo(f"wrote {folder / 'thresholds.toml'}: name it as thresholds_file in [verification]")
+    field = f"{own} in [verification.classes]" if own else "thresholds_file in [verification]"
+    typer.echo(f"wrote {folder / 'thresholds.toml'}: name it as {field}")
 
 
 @app.command()
@@ -268,6 +276,41 @@ def invite(
 
 
 @app.command()
+def classes(config: ConfigPath) -> None:
+    """List the run's kinds of hardware: those in shadow, which wait for `admit` or `refuse`, come first."""
+    import asyncio
+
+    from coordinator.config import load_run_file
+    from coordinator.operate import list_hardware
+
+    lines = asyncio.run(list_hardware(load_run_file(config).run.database))
+    for line in lines:
+        why = ", ".join(f"{count} for {reason}" for reason, count in (line.rejections or {}).items())
+        tried = f"{line.accepted} accepted, {line.rejected} rejected in shadow{f' ({why})' if why else ''}"
+        typer.echo(
+            f"{line.state:9} {line.workers:4} workers  {line.name}  {'' if line.rejections is None else tried}".rstrip()
+        )
+    if not lines:
+        typer.echo("no worker has joined yet")
+
+
+@app.command()
+def admit(
+    config: ConfigPath, hardware: Annotated[str, typer.Argument(help="As `coordinator classes` names it.")]
+) -> None:
+    """Take a kind of hardware at its word: from now on its rejections count. Calibrate on it first, or look at how it does."""
+    _decide(config, hardware, "admitted")
+
+
+@app.command()
+def refuse(
+    config: ConfigPath, hardware: Annotated[str, typer.Argument(help="As `coordinator classes` names it.")]
+) -> None:
+    """Lease nothing more to workers on a kind of hardware."""
+    _decide(config, hardware, "refused")
+
+
+@app.command()
 def pause(config: ConfigPath) -> None:
     """Grant no more leases. What is out may still come in."""
     _perform(config, "pause")
@@ -299,6 +342,17 @@ def _set_standing(config: Path, worker: str, reason: str, *, banned: bool) -> No
 
     worker_id = asyncio.run(set_standing(load_run_file(config).run.database, worker, reason, banned=banned))
     typer.echo(f"{worker_id} is {'banned' if banned else 'pardoned'}")
+
+
+def _decide(config: Path, name: str, state: str) -> None:
+    import asyncio
+
+    from coordinator.config import load_run_file
+    from coordinator.hardware import HardwareState
+    from coordinator.operate import decide_hardware
+
+    asyncio.run(decide_hardware(load_run_file(config).run.database, name, HardwareState(state)))
+    typer.echo(f"{name} is {state}")
 
 
 def _perform(config: Path, action: str, **arguments: str) -> None:

@@ -29,6 +29,8 @@ class Metrics:
         self.rejections = gauge("rejections", "Rejected or refused rollouts by reason", ("reason",))
         self.drops = gauge("drops", "Rollouts dropped, by reason", ("reason",))
         self.workers = gauge("workers", "Workers by standing", ("standing",))
+        self.hardware = gauge("hardware_classes", "Kinds of hardware by state", ("state",))
+        self.shadow = gauge("shadow_rollouts", "Verdicts on rollouts in shadow", ("outcome",))
         self.live_leases = gauge("live_leases", "Leases held now")
         self.credits = gauge("credits", "Sum of all credits, in verified tokens")
 
@@ -50,4 +52,8 @@ class Metrics:
             self.workers.labels(standing).set(
                 sum(((worker.banned and "banned") or "active") == standing for worker in summary.workers)
             )
+        for state in ("admitted", "shadow", "refused"):
+            self.hardware.labels(state).set(sum(line.state == state for line in summary.hardware))
+        self.shadow.labels("accepted").set(sum(line.accepted for line in summary.hardware))
+        self.shadow.labels("rejected").set(sum(line.rejected for line in summary.hardware))
         return generate_latest(self.registry)

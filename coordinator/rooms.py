@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from coordinator.admission import Limits
-from coordinator.config import RunFile
+from coordinator.config import RunFile, VerificationSection
 from coordinator.feeding import Feeding
+from coordinator.hardware import HardwareRules
 from coordinator.intake import Intake
 from coordinator.leasing import EnvironmentShare, Leasing, Scheduling
 from coordinator.metrics import Metrics
+from coordinator.registration import Joining
 from coordinator.service import TrainerService, WorkerService
 from coordinator.store.database import Database
 from coordinator.store.run import Run
 from coordinator.tokenizer import RunTokenizer
+from coordinator.verification.thresholds import Thresholds
 from environments.registry import make_environment
 from protocol.signing import Identity
 
@@ -38,7 +42,13 @@ class Rooms:
 
 
 def make_rooms(
-    run_file: RunFile, run: Run, db: Database, identity: Identity, limits: Limits, metrics: Metrics
+    run_file: RunFile,
+    run: Run,
+    db: Database,
+    identity: Identity,
+    limits: Limits,
+    rules: HardwareRules,
+    metrics: Metrics,
 ) -> Rooms:
     """Raises UserError if the tokenizer or an environment can't be used."""
     scheduling, sampling = run_file.scheduling.scheduling(), run_file.sampling
@@ -50,6 +60,7 @@ def make_rooms(
         environments=environment_shares(run_file),
         tokenize=tokenizer.encode,
         max_prompt_tokens=run_file.server.max_prompt_tokens,
+        hardware_rules=rules,
     )
     intake = Intake(
         db,
@@ -65,12 +76,19 @@ def make_rooms(
         db,
         run_id=run.run_id,
         secret=run.secret,
+        joining=Joining(
+            db,
+            run_id=run.run_id,
+            secret=run.secret,
+            precisions=limits.precisions,
+            hardware_rules=rules,
+            rule=run_file.join.rule(),
+        ),
         leasing=leasing,
         intake=intake,
         temperature=sampling.temperature,
         eos_token_ids=sampling.eos_token_ids,
         metrics=metrics,
-        join=run_file.join.rule(),
     )
     trainer = TrainerService(feeding, run_id=run.run_id, temperature=sampling.temperature, scheduling=scheduling)
     return Rooms(tokenizer, leasing, intake, feeding, workers, trainer, limits)
@@ -87,3 +105,13 @@ def environment_shares(run_file: RunFile) -> list[EnvironmentShare]:
         )
         for section in run_file.environments
     ]
+
+
+def hardware_rules(settings: VerificationSection, classes: Mapping[str, Thresholds]) -> HardwareRules:
+    """Which hardware is taken at its word: what the run file names, and what the thresholds were measured on."""
+    return HardwareRules(
+        patterns=settings.hardware,
+        calibrated={name: thresholds.hardware for name, thresholds in classes.items()},
+        shadow_rollouts=settings.shadow_rollouts,
+        shadow_classes=settings.shadow_classes,
+    )

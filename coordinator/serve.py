@@ -18,17 +18,18 @@ from coordinator.config import RunFile, ServerSection, make_run_id, model_shape
 from coordinator.dashboard.access import Access
 from coordinator.dashboard.views import Settings, Views
 from coordinator.grpc_server import Listener, serve_trainer, serve_workers
+from coordinator.hardware import HardwareRules
 from coordinator.limits import Door
 from coordinator.metrics import Metrics
 from coordinator.migrate import upgrade
-from coordinator.rooms import make_rooms
+from coordinator.rooms import hardware_rules, make_rooms
 from coordinator.store import run as run_store
 from coordinator.store import versions
 from coordinator.store.database import Database
 from coordinator.store.run import Run
 from coordinator.tls import ServerTls, check_plaintext
 from coordinator.upkeep import Live, forget_payloads, sweep, watch_certificate
-from coordinator.verification.thresholds import thresholds_of
+from coordinator.verification.classes import classes_of
 from protocol.errors import UserError
 from protocol.signing import Identity
 from protocol.statement import sign_statement
@@ -60,7 +61,8 @@ async def serve(
     on_ready: Callable[[Addresses], None],
 ) -> None:
     """Serve until `stop` is set. Raises UserError if a port, the model, the thresholds or the database can't be used."""
-    thresholds_of(run_file.verification)  # only verifiers use them, but without them nothing could ever be verified
+    # Only verifiers use thresholds, but without them nothing could ever be verified.
+    classes = classes_of(run_file.verification)
     vocab_size, hidden_size = model_shape(run_file.model.path)
     await upgrade(run_file.run.database)
     db = Database.open(run_file.run.database)
@@ -72,8 +74,9 @@ async def serve(
             secret=secrets.token_bytes(32),
             trainer_key=run_file.run.trainer_key,
         )
-        limits = Limits(run.run_id, vocab_size, hidden_size, run_file.scheduling.max_staleness)
-        await _serve_run(run_file, run, db, limits, identity, trainer_token, stop, on_ready)
+        limits = Limits(run.run_id, vocab_size, hidden_size, run_file.scheduling.max_staleness, tuple(classes))
+        rules = hardware_rules(run_file.verification, classes)
+        await _serve_run(run_file, run, db, limits, rules, identity, trainer_token, stop, on_ready)
     finally:
         await db.close()
 
@@ -83,6 +86,7 @@ async def _serve_run(
     run: Run,
     db: Database,
     limits: Limits,
+    rules: HardwareRules,
     identity: Identity,
     trainer_token: str,
     stop: asyncio.Event,
@@ -90,7 +94,7 @@ async def _serve_run(
 ) -> None:
     """Open the listeners one after the other, keep house until told to stop, and close what was opened."""
     server, metrics = run_file.server, Metrics()
-    rooms = make_rooms(run_file, run, db, identity, limits, metrics)
+    rooms = make_rooms(run_file, run, db, identity, limits, rules, metrics)
     live = Live(db, run_file.scheduling.scheduling(), rooms.use)
     await live.refresh()
     tls = _tls(server)
@@ -119,7 +123,7 @@ async def _serve_run(
         views = Views(
             db,
             metrics,
-            _terms_reader(run_file, run, db, identity, public, live),
+            _terms_reader(run_file, run, db, identity, public, live, limits.precisions),
             access=Access(db, run.secret, encrypted=tls is not None),
             settings=Settings(
                 run_file.scheduling.scheduling(),
@@ -176,7 +180,13 @@ async def _listen(runner: web.AppRunner, host: str, port: int, tls: ServerTls | 
 
 
 def _terms_reader(
-    run_file: RunFile, run: Run, db: Database, identity: Identity, public: Listener, live: Live
+    run_file: RunFile,
+    run: Run,
+    db: Database,
+    identity: Identity,
+    public: Listener,
+    live: Live,
+    precisions: tuple[str, ...],
 ) -> Callable[[], Awaitable[RunTerms]]:
     server = run_file.server
 
@@ -200,7 +210,7 @@ def _terms_reader(
             max_prompt_tokens=server.max_prompt_tokens,
             max_staleness=live.scheduling.max_staleness,
             lease_term_s=run_file.scheduling.lease_term_s,
-            precision_classes=("bf16",),
+            precision_classes=precisions,
             join=run_file.join.door,
             work_bits=run_file.join.rule().work_bits,
         )

@@ -14,18 +14,19 @@ from coordinator import tokens
 from coordinator.feeding import Feeding
 from coordinator.intake import Intake
 from coordinator.interceptors import caller, peer_address
-from coordinator.joining import ANYONE, JoinRule, check
 from coordinator.leasing import Granted, Leasing, Scheduling
 from coordinator.limits import address_group
 from coordinator.metrics import Metrics
-from coordinator.store import database, rollouts, workers
+from coordinator.registration import About, Joining
+from coordinator.store import database, rollouts
 from coordinator.store import tables as t
 from coordinator.store.database import Database
+from protocol.declaration import HARDWARE_LENGTH, printable
 from protocol.errors import UserError, WorkerFault
 from protocol.lease import Commitment
 from protocol.renewal import check_renewal
 from protocol.rollout import AT_LEAST, RejectionReason, SamplingParams
-from protocol.signing import CHALLENGE, open_envelope, public_key
+from protocol.signing import public_key
 from protocol.terms import PROTOCOL_MAX, PROTOCOL_MIN
 from protocol.wire import envelope_from_wire, envelope_to_wire, group_to_wire, sampling_to_wire
 from protos.rollswarm.v1 import trainer_pb2, trainer_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -47,15 +48,15 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         *,
         run_id: str,
         secret: bytes,
+        joining: Joining,
         leasing: Leasing,
         intake: Intake,
         temperature: float,
         eos_token_ids: tuple[int, ...],
         metrics: Metrics,
-        join: JoinRule = ANYONE,
     ) -> None:
+        self._joining = joining
         self._db = db
-        self._join = join
         self._run_id = run_id
         self._secret = secret
         self._leasing = leasing
@@ -85,35 +86,21 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def Register(  # noqa: N802
         self, request: worker_pb2.RegisterRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.RegisterResponse:
-        envelope = envelope_from_wire(request.challenge)
-        challenge = open_envelope(envelope, CHALLENGE)
-        async with self._db.write() as connection:
-            at = await database.now(connection)
-            tokens.check_challenge(self._secret, challenge, envelope.key_id, at)
-            if await workers.standing(connection, envelope.key_id) is None:
-                await check(
-                    connection,
-                    self._join,
-                    run_id=self._run_id,
-                    key_id=envelope.key_id,
-                    invite=request.invite,
-                    nonce=request.work_nonce,
-                    at=at,
-                )
-            await workers.register(
-                connection,
-                worker_id=envelope.key_id,
-                name=printable(request.name, 64),
-                hardware=printable(request.hardware, 128),
-                software=printable(request.software, 64),
-                address=address_group(peer_address(context.peer())),
-                at=at,
-            )
-        # A banned key may register: it can still ask for its standing, and gets no leases.
+        about = About(
+            name=printable(request.name, 64),
+            hardware=printable(request.hardware, HARDWARE_LENGTH),
+            software=printable(request.software, 64),
+            address=address_group(peer_address(context.peer())),
+            invite=request.invite,
+            work_nonce=request.work_nonce,
+        )
+        declaration = envelope_from_wire(request.declaration) if request.HasField("declaration") else None
+        joined = await self._joining.join(envelope_from_wire(request.challenge), declaration, about)
         return worker_pb2.RegisterResponse(
-            token=tokens.make_token(self._secret, envelope.key_id, at),
+            token=joined.token,
             token_lifetime_s=tokens.TOKEN_LIFETIME_S,
             run_id=self._run_id,
+            notice=joined.notice,
         )
 
     async def AcquireLeases(  # noqa: N802
@@ -317,8 +304,3 @@ def measurements(metrics: Mapping[str, float], admitted: Mapping[str, float]) ->
         for name, bound in sorted(admitted.items())
         if name in metrics
     ]
-
-
-def printable(text: str, length: int) -> str:
-    """What a stranger says of itself, without control characters (a database or a terminal would choke on them)."""
-    return "".join(character for character in text if character.isprintable())[:length]

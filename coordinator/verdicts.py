@@ -14,11 +14,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator import evidence
 from coordinator.evidence import Alarm
-from coordinator.store import events, groups, leases, rollouts, workers
+from coordinator.hardware import is_alert
+from coordinator.store import events, groups, hardware, leases, rollouts, workers
 from coordinator.store import tables as t
 from coordinator.verification.pooled import STRIKE, Pooled
 from protocol.lease import LeaseState, finish
-from protocol.ledger import Entry, EntryKind, entries_for_rejection
+from protocol.ledger import STATISTICAL, Entry, EntryKind, entries_for_rejection, is_gross
 from protocol.rollout import Outcome, RejectionReason, Verdict
 from protocol.wire import floats_to_bytes
 
@@ -29,11 +30,15 @@ RETRY_AFTER_S = 1.0  # then four times as long each time: an outage of a minute 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What verdicts go by. `pooled`: the tests over many rollouts."""
+    """What verdicts go by. `pooled`: for each precision class, the tests over many rollouts; the first's compare groups."""
 
     max_strikes: int
     probation_rollouts: int
-    pooled: Pooled
+    pooled: Mapping[str, Pooled]
+
+    def pooled_of(self, precision: str) -> Pooled:
+        """The tests of a class; the first's for one that the run no longer admits."""
+        return self.pooled.get(precision) or next(iter(self.pooled.values()))
 
 
 async def give_up(connection: AsyncConnection, at: float) -> int:
@@ -119,11 +124,16 @@ async def _accept(connection: AsyncConnection, row: Row, verdict: Verdict, at: f
         )
     completed = await _put_into_group(connection, row, at)
     alarms: list[Alarm] = []
+    in_shadow = await hardware.shadow_class(connection, row.lease_id)
+    if in_shadow is not None:
+        await hardware.count_verdict(connection, in_shadow, accepted=True)
     if verdict.audited:
-        observed = events.finite(verdict.observations)
-        alarms += await evidence.add(connection, row.worker_id, observed, row.tokens, rules.pooled, at)
+        observed, pooled = events.finite(verdict.observations), rules.pooled_of(row.precision)
+        alarms += await evidence.add(
+            connection, row.worker_id, observed, row.tokens, pooled, at, shadow=in_shadow is not None
+        )
     if completed:
-        alarms += await evidence.compare_group(connection, row.group_id, rules.pooled, at)
+        alarms += await evidence.compare_group(connection, row.group_id, next(iter(rules.pooled.values())), at)
     await _act_on(connection, alarms, at, rules.max_strikes)
 
 
@@ -181,10 +191,29 @@ async def _reject(connection: AsyncConnection, row: Row, verdict: Verdict, at: f
         connection, at=at, reason=f"rejected:{verdict.reason}", tokens=row.tokens, rollout_id=rollout_id
     )
     await workers.count_rejection(connection, worker_id)
+    in_shadow = await hardware.shadow_class(connection, row.lease_id)
+    gross = is_gross(verdict, row.tokens)
+    if in_shadow is not None and verdict.reason in STATISTICAL and not gross:
+        await _note_in_shadow(connection, row, verdict, in_shadow, at)
+        return
     standing = await workers.standing(connection, worker_id)
     assert standing is not None
-    entries = entries_for_rejection(worker_id, rollout_id, verdict.reason, verdict.detail, standing, max_strikes)
+    entries = entries_for_rejection(
+        worker_id, rollout_id, verdict.reason, verdict.detail, standing, max_strikes, gross=gross
+    )
     await _strike(connection, worker_id, entries, at, actor="verifier")
+
+
+async def _note_in_shadow(connection: AsyncConnection, row: Row, verdict: Verdict, name: str, at: float) -> None:
+    """A rejection that the hardware may be to blame for: recorded, not punished; the operator hears of it."""
+    count = await hardware.count_verdict(connection, name, accepted=False)
+    detail = f"{verdict.reason}, on {name}: {verdict.detail}"
+    await events.record(
+        connection, at=at, actor="verifier", action="shadow_reject", subject=row.worker_id, detail=detail
+    )
+    if is_alert(count):
+        detail = f"{count} rejected so far, the latest for {verdict.reason}: {verdict.detail}"
+        await events.record(connection, at=at, actor="verifier", action="shadow", subject=name, detail=detail)
 
 
 async def refuse(

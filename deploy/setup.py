@@ -35,6 +35,7 @@ def settings(device: str) -> dict[str, dict[str, str]]:
             "origin": "http://origin:8600",
             "origin_data": "/weights",
             "checkpoints": "/checkpoints",
+            "tensorboard": "/checkpoints/tensorboard",
             "device": device,
         },
     }
@@ -98,9 +99,10 @@ def init_command(options: argparse.Namespace, run: Path) -> list[str]:
 
 
 def give_to_containers(run: Path) -> None:
-    """Let the images' user read keys and the run file; keys stay closed to everyone else."""
+    """Let the images' user read keys and the run file; keys stay closed to everyone else, the authority is public."""
     for path in (run, *run.rglob("*")):
         os.chown(path, USER, USER)
+    (run / "tls" / "ca.pem").chmod(0o644)
 
 
 def main() -> int:

@@ -13,8 +13,12 @@ from protocol.errors import UserError
 # Imported only when asked for: some need libraries that a run without them need not have.
 BUILT_IN = {
     "arithmetic": "environments.arithmetic:Arithmetic",
+    "code": "environments.code:Code",
     "counting": "environments.counting:Counting",
+    "dataset": "environments.dataset:Dataset",
+    "math": "environments.math:Math",
     "reasoning_gym": "environments.reasoning_gym:ReasoningGym",
+    "verifiers": "environments.verifiers_adapter:Verifiers",
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from protocol.errors import RollswarmError, UserError
 
@@ -32,14 +33,47 @@ def set_up_logging(level: int = logging.INFO) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
+def version_line(name: str) -> str:
+    """What `--version` says: program, protocol, build."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    from protocol.terms import PROTOCOL_MAX, PROTOCOL_MIN
+
+    try:
+        installed = version("rollswarm")
+    except PackageNotFoundError:
+        installed = "not installed"
+    protocols = str(PROTOCOL_MAX) if PROTOCOL_MIN == PROTOCOL_MAX else f"{PROTOCOL_MIN} to {PROTOCOL_MAX}"
+    return f"{name} {installed}, protocol {protocols}, build {build_of(Path(__file__).resolve().parent)}"
+
+
+def build_of(package: Path) -> str:
+    """The commit that the code in `package` is of: as its image or wheel says (BUILD), or its checkout; else "unknown"."""
+    for path in (package / "BUILD", package.parent / ".git" / "HEAD"):
+        try:
+            text = path.read_text().strip()
+            if text.startswith("ref: "):
+                text = (path.parent / text.removeprefix("ref: ")).read_text().strip()
+        except OSError:
+            continue
+        return text[:12] or "unknown"
+    return "unknown"
+
+
 def run_app(name: str, app: Callable[[], object]) -> None:
-    """Run a console script's app and turn errors into one line and an exit status."""
+    """Run a console script's app and turn errors into one line and an exit status. `--version` is answered here."""
+    if sys.argv[1:] == ["--version"]:
+        print(version_line(name))
+        return
     try:
         app()
     except UserError as error:
         _fail(name, str(error), 2)
     except RollswarmError as error:
         _fail(name, str(error), 1)
+    except ModuleNotFoundError as error:
+        extra = "relay" if name == "shardcast" else name
+        _fail(name, f"{error.name} is not installed: `pip install 'rollswarm[{extra}]'` in a fresh environment", 1)
     except KeyboardInterrupt:
         _fail(name, "interrupted", 130)
 

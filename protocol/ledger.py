@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from protocol.rollout import RejectionReason
+from protocol.rollout import SEED_MARGIN_MEAN, RejectionReason, Verdict
 
 
 class EntryKind(enum.StrEnum):
@@ -21,7 +21,14 @@ class EntryKind(enum.StrEnum):
 # Failures that no honest worker can produce, or (pooled) one in a stated number of worker-months: they ban at once.
 FRAUD: frozenset[str] = frozenset({RejectionReason.FORM, RejectionReason.SIGNATURE, RejectionReason.POOLED})
 # Failures that are the fault of timing, not of intent: they cost nothing but the work.
-BLAMELESS: frozenset[str] = frozenset({RejectionReason.STALE, RejectionReason.LEASE})
+BLAMELESS: frozenset[str] = frozenset({RejectionReason.STALE, RejectionReason.LEASE, RejectionReason.PRECISION})
+# All tokens together lose the replay by so many nats, and by so many times what is admitted.
+GROSS_NATS = 4.0
+GROSS_TIMES = 5.0
+# Failures that numerics alone might explain: an engine or a device that nobody measured may be to blame.
+STATISTICAL: frozenset[str] = frozenset(
+    {RejectionReason.PROOF, RejectionReason.LOGPROB, RejectionReason.SEED, RejectionReason.TERMINATION}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +78,32 @@ def is_newcomer(standing: Standing, probation_rollouts: int) -> bool:
     return standing.accepted < probation_rollouts
 
 
+def is_gross(verdict: Verdict, tokens: int) -> bool:
+    """Whether the tokens were chosen by another rule, beyond what any numerics explain: then a failed seed replay is fraud.
+
+    The proofs held by then, so that weights and prompt are the right ones.
+    """
+    mean = verdict.metrics.get(SEED_MARGIN_MEAN, 0.0)
+    admitted = verdict.admitted.get(SEED_MARGIN_MEAN, 0.0)
+    far = mean >= GROSS_TIMES * admitted and mean * tokens >= GROSS_NATS
+    return verdict.reason is RejectionReason.SEED and admitted > 0.0 and far
+
+
 def entries_for_rejection(
-    worker_id: str, rollout_id: str | None, reason: RejectionReason, detail: str, standing: Standing, max_strikes: int
+    worker_id: str,
+    rollout_id: str | None,
+    reason: RejectionReason,
+    detail: str,
+    standing: Standing,
+    max_strikes: int,
+    *,
+    gross: bool = False,
 ) -> tuple[Entry, ...]:
-    """What a rejection adds: nothing if blameless, a ban if fraud, else a strike, and a ban at `max_strikes`."""
+    """What a rejection adds: nothing if blameless, a ban if fraud or `gross`, else a strike, and a ban at `max_strikes`."""
     if reason in BLAMELESS:
         return ()
     strike = Entry(worker_id, EntryKind.STRIKE, 1, rollout_id, f"{reason}: {detail}")
-    if reason in FRAUD:
+    if reason in FRAUD or gross:
         return strike, Entry(worker_id, EntryKind.BAN, 0, rollout_id, f"{reason}: {detail}")
     if standing.strikes + 1 >= max_strikes and not standing.banned:
         return strike, Entry(worker_id, EntryKind.BAN, 0, rollout_id, f"{max_strikes} strikes, last {reason}: {detail}")

@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
+from protocol.declaration import BF16
+
 PROOF_CHUNK_TOKENS = 32
 EOS_LOGPROB = "eos_logprob"
+SEED_MARGIN_MEAN = "seed_margin_mean"
 AT_LEAST = frozenset({EOS_LOGPROB})  # metrics whose bound is a least one; all others have a largest
 
 
@@ -43,6 +46,7 @@ class RejectionReason(enum.StrEnum):
     LEASE = "lease"  # no such lease, another worker's, expired, already answered
     COMMITMENT = "commitment"  # does not extend what a renewal committed to
     STALE = "stale"  # the oldest span is older than the run admits
+    PRECISION = "precision"  # of a class that the run does not admit
     VERSION = "version"  # a span names a version or a digest that was not published
     TERMINATION = "termination"  # ends neither with a plausible EOS nor at the length limit
     PROOF = "proof"  # the TOPLOC activation proof does not match
@@ -117,6 +121,7 @@ class Rollout:
 
     `logprobs`: T behaviour log-probabilities (nats) of the distribution really sampled from, at the lease's temperature.
     `spans`: contiguous, half-open, covering [0, T). `proofs[s]`: the activation proofs of span s, one per 32 tokens.
+    `precision`: the class it was generated in (protocol.declaration), by whose thresholds it is judged.
     """
 
     run_id: str
@@ -127,6 +132,7 @@ class Rollout:
     spans: tuple[VersionSpan, ...]
     proofs: tuple[tuple[bytes, ...], ...]
     stop_reason: StopReason
+    precision: str = BF16
 
     @property
     def token_ids(self) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from hashlib import sha256
 
 from google.protobuf.message import DecodeError
 
+from protocol.declaration import BF16, HARDWARE_LENGTH, UNDECLARED, Declaration, printable
 from protocol.errors import WorkerFault
 from protocol.rollout import (
     Author,
@@ -28,6 +29,7 @@ from protos.rollswarm.v1 import common_pb2, trainer_pb2, worker_pb2
 
 # Far above what any run admits: a few bytes on the wire must not become an object each, a million times.
 _PIECES_MAX = 1024
+_PRECISION_LENGTH = 16
 
 _STOP_TO_WIRE = {StopReason.EOS: common_pb2.STOP_REASON_EOS, StopReason.LENGTH: common_pb2.STOP_REASON_LENGTH}
 _STOP_FROM_WIRE = {int(wire): stop for stop, wire in _STOP_TO_WIRE.items()}
@@ -54,6 +56,26 @@ def floats_from_bytes(packed: bytes) -> tuple[float, ...]:
     return struct.unpack(f"<{len(packed) // 4}f", packed)
 
 
+def declaration_to_payload(declaration: Declaration, challenge: bytes) -> bytes:
+    """What a worker signs as a declaration, in answer to this challenge."""
+    return worker_pb2.Declaration(
+        challenge=challenge, precision=declaration.precision, hardware=declaration.hardware
+    ).SerializeToString()
+
+
+def declaration_from_payload(payload: bytes, challenge: bytes) -> Declaration:
+    """Parse a declaration. Raises WorkerFault(FORM) if it is none, or was made for another challenge."""
+    message = worker_pb2.Declaration()
+    try:
+        message.ParseFromString(payload)
+    except DecodeError as error:
+        raise WorkerFault(RejectionReason.FORM, "the declaration is no Declaration") from error
+    if message.challenge != challenge:
+        raise WorkerFault(RejectionReason.FORM, "the declaration was made for another challenge")
+    hardware = printable(message.hardware, HARDWARE_LENGTH)
+    return Declaration(message.precision[:_PRECISION_LENGTH] or BF16, hardware or UNDECLARED)
+
+
 def rollout_to_payload(rollout: Rollout) -> bytes:
     """Serialize a rollout: the bytes that are signed, and whose digest is the rollout's id."""
     return worker_pb2.RolloutPayload(
@@ -65,6 +87,7 @@ def rollout_to_payload(rollout: Rollout) -> bytes:
         spans=[_span_to_wire(span) for span in rollout.spans],
         proofs=[worker_pb2.SpanProofs(chunks=list(chunks)) for chunks in rollout.proofs],
         stop_reason=_STOP_TO_WIRE[rollout.stop_reason],
+        precision=rollout.precision,
     ).SerializeToString()
 
 
@@ -88,6 +111,7 @@ def rollout_from_payload(payload: bytes) -> Rollout:
         spans=tuple(_span_from_wire(span) for span in message.spans),
         proofs=tuple(tuple(proofs.chunks) for proofs in message.proofs),
         stop_reason=_stop_from_wire(message.stop_reason),
+        precision=message.precision[:_PRECISION_LENGTH] or BF16,
     )
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from shardcast.delta.decode import BlobFile
 from shardcast.delta.errors import NotHereYetError
-from shardcast.download import Download, OnShard
+from shardcast.download import Download
+from shardcast.filling import OnShard
 from shardcast.partial import PartialVersion, journal_path
 
 

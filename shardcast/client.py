@@ -25,7 +25,8 @@ from shardcast.blob_in import BlobIn
 from shardcast.blob_manifest import packed_manifest, swapped
 from shardcast.config import ClientLimits, parse_keys, parse_source, parse_sources
 from shardcast.delta.errors import FallbackReason
-from shardcast.download import Download, OnShard
+from shardcast.download import Download
+from shardcast.filling import Filling, OnShard
 from shardcast.layout import packed_folder_name
 from shardcast.manners import Manners
 from shardcast.metrics import ShardcastMetrics
@@ -223,16 +224,9 @@ class ShardcastClient:
         if is_blob:
             limits = replace(limits, deadline_s=min(limits.deadline_s, limits.delta_deadline_s))
         return Download(
-            partial,
-            self._opened(),
+            self._filling(partial, on_shard, on_bytes),
             limits,
-            store=self.store,
-            on_shard=on_shard,
-            on_bytes=on_bytes,
-            throttle=self._throttle,
-            metrics=self._metrics,
             rng=self._rng,
-            clock=self._clock,
             own_id=self.own_id,
             busy=lambda: self.manners.busy,
         )
@@ -273,13 +267,20 @@ class ShardcastClient:
         self, partial: PartialVersion, on_bytes: Callable[[int], None], on_shard: OnShard | None = None
     ) -> bool:
         """Fill what is missing by swapping with peers; False if this client doesn't, or what they give is not enough."""
-        return self._peering is not None and await self._peering.fill(
+        return self._peering is not None and await self._peering.fill(self._filling(partial, on_shard, on_bytes))
+
+    def _filling(
+        self, partial: PartialVersion, on_shard: OnShard | None, on_bytes: Callable[[int], None] | None
+    ) -> Filling:
+        return Filling(
             partial,
             self._opened(),
+            store=self.store,
             on_shard=on_shard,
             on_bytes=on_bytes,
             throttle=self._throttle,
             metrics=self._metrics,
+            clock=self._clock,
         )
 
     @property

@@ -13,7 +13,6 @@ import contextlib
 import functools
 import operator
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,24 +20,21 @@ from pathlib import Path
 from protocol.errors import SourceFault
 from shardcast import bits, selection
 from shardcast.availability import Availability
-from shardcast.bandwidth import RateMeter, Throttle
+from shardcast.bandwidth import RateMeter
 from shardcast.config import ClientLimits
-from shardcast.metrics import ShardcastMetrics
-from shardcast.partial import PartialVersion, ShardWriter
-from shardcast.pool import SourcePool
+from shardcast.filling import Filling
+from shardcast.partial import ShardWriter
 from shardcast.pulse import Pulse
 from shardcast.selection import Pick, View, Wish
 from shardcast.sources import Misbehaved, NotYet, Source, Unknown, WriteChunks
-from shardcast.storage import VersionStore
 from shardcast.transfer import Flight, Transfer, ended, in_thread, stop
 from shardcast.watch import watch
 
-OnShard = Callable[[int], None]
 _IDLE_S = 0.25
 
 
 class Download:
-    """One run that fills one partial version. `on_shard` is called in the event loop for each verified shard.
+    """One run that fills one partial version.
 
     `own_id`: the id of the relay that downloads, which makes it spare its origin; empty for everyone else. `busy`:
     whether that relay has clients to serve all the time, so that its siblings' clients come first.
@@ -46,35 +42,28 @@ class Download:
 
     def __init__(
         self,
-        partial: PartialVersion,
-        pool: SourcePool,
+        filling: Filling,
         limits: ClientLimits,
         *,
-        store: VersionStore | None = None,
-        on_shard: OnShard | None = None,
-        on_bytes: Callable[[int], None] | None = None,
-        throttle: Throttle | None = None,
-        metrics: ShardcastMetrics | None = None,
         rng: random.Random | None = None,
-        clock: Callable[[], float] = time.monotonic,
         own_id: str = "",
         busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._partial = partial
-        self._shards = partial.manifest.shards
-        self._pool = pool
+        self._partial = filling.partial
+        self._shards = filling.partial.manifest.shards
+        self._pool = filling.pool
         self._limits = limits
-        self._store = store
-        self._on_shard = on_shard
-        self._on_bytes = on_bytes
-        self._throttle = throttle
-        self._metrics = metrics
+        self._store = filling.store
+        self._on_shard = filling.on_shard
+        self._on_bytes = filling.on_bytes
+        self._throttle = filling.throttle
+        self._metrics = filling.metrics
         self._rng = rng or random.Random()
-        self._clock = clock
+        self._clock = filling.clock
         self._own_id = own_id
         self._busy = busy
         self._availability = Availability(len(self._shards))
-        self._missing = bits.of(partial.missing)  # neither here nor on the way
+        self._missing = bits.of(filling.partial.missing)  # neither here nor on the way
         self._demanded = 0
         self._cut: dict[int, Transfer] = {}
         self._flights: dict[int, Flight] = {}
@@ -82,10 +71,10 @@ class Download:
         self._failed: set[str] = set()  # sources whose last shard didn't come
         self._brought: Counter[str] = Counter()  # shards that came from each source
         self._pulse = Pulse()
-        self._last_byte = self._begun = clock()
+        self._last_byte = self._begun = self._clock()
         self._siblings = RateMeter()
         self._backlog_since: float | None = None  # since when this relay is idle and siblings have something for it
-        self._copying = store is not None
+        self._copying = filling.store is not None
 
     def demand(self, index: int) -> None:
         """Somebody waits for this shard: fetch it before the others."""

@@ -27,7 +27,8 @@ from shardcast.delta.blob import table_bytes
 from shardcast.delta.decode import DeltaView
 from shardcast.delta.errors import BaseUnreadable, FallbackReason, InvalidDelta
 from shardcast.delta.views import FolderView, View
-from shardcast.download import Download, OnShard
+from shardcast.download import Download
+from shardcast.filling import OnShard
 from shardcast.layout import delta_folder_name, packed_folder_name
 from shardcast.making import Making
 from shardcast.partial import DiskFullError, PartialVersion

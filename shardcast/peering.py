@@ -9,16 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 from protocol.errors import OurFault, SourceFault
 from protocol.manifest import Manifest
-from shardcast.bandwidth import Throttle
 from shardcast.blob_manifest import swapped
-from shardcast.download import OnShard
-from shardcast.metrics import ShardcastMetrics
-from shardcast.partial import PartialVersion
+from shardcast.filling import Filling
 from shardcast.pool import SourcePool
 from shardcast.sources import NotYet, Source, Unknown
 from shardcast.storage import StoredVersion, VersionStore
@@ -51,20 +47,12 @@ class Peering:
         """The versions that are swapped now, ascending."""
         return sorted(member.version for member in self._swarm.members)
 
-    async def fill(
-        self,
-        partial: PartialVersion,
-        pool: SourcePool,
-        *,
-        on_shard: OnShard | None,
-        on_bytes: Callable[[int], None] | None,
-        throttle: Throttle | None,
-        metrics: ShardcastMetrics | None,
-    ) -> bool:
+    async def fill(self, filling: Filling) -> bool:
         """Fill a version together with peers; False if that can't be done (what came stays, and counts).
 
         Raises OurFault. Afterwards nobody but the caller writes into the version's files.
         """
+        partial, pool = filling.partial, filling.pool
         layout = Layout.of(partial.manifest)
         torrent = None if layout is None else await find_torrent(partial.manifest, layout, pool)
         if layout is None or torrent is None:
@@ -78,18 +66,7 @@ class Peering:
         except OurFault as error:
             log.warning("going on without peers: %s", error, extra={"action": "peers"})
             return False
-        run = SwarmDownload(
-            partial,
-            member,
-            layout.hashes_in(torrent),
-            pool,
-            self._limits,
-            store=self._store,
-            on_shard=on_shard,
-            on_bytes=on_bytes,
-            throttle=throttle,
-            metrics=metrics,
-        )
+        run = SwarmDownload(filling, member, layout.hashes_in(torrent), self._limits)
         try:
             await run.run()
         except PeersUseless as fault:

@@ -72,5 +72,5 @@ class Scrubber:
             stored.version,
             extra={"action": "scrub", "version": stored.version},
         )
-        await asyncio.to_thread(self._store.demote, stored.version, bad)
-        await self._refetch(stored)
+        if await asyncio.to_thread(self._store.demote, stored.version, bad):
+            await self._refetch(stored)

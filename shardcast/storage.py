@@ -30,12 +30,7 @@ from pathlib import Path
 
 from protocol.disk import sync
 from protocol.errors import BadSignature, RollswarmError, UserError
-from protocol.manifest import (
-    Digest,
-    Manifest,
-    SignedEnvelope,
-    manifest_digest,
-)
+from protocol.manifest import Digest, Manifest, SignedEnvelope, manifest_digest
 from shardcast import locks
 from shardcast.blob_manifest import PACKED_FILE
 from shardcast.blobs import BlobShelf, ShardLocation
@@ -54,15 +49,9 @@ from shardcast.layout import (
     version_of,
 )
 from shardcast.names import VersionNames
-from shardcast.partial import (
-    PartialVersion,
-    boot_id,
-    disk_errors,
-    hash_range,
-    journal_path,
-    sync_files,
-)
+from shardcast.partial import PartialVersion, disk_errors, journal_path, sync_files
 from shardcast.torrent_shelf import TorrentShelf
+from shardcast.unflushed import Unflushed
 
 log = logging.getLogger("shardcast")
 
@@ -93,7 +82,6 @@ class VersionStore:
 
     def __init__(self, root: Path, pinned_keys: Collection[str], *, durable: bool = True) -> None:
         self.root = root
-        self._boot = None if durable else boot_id()
         self._versions: dict[int, StoredVersion] = {}
         self._shards: dict[Digest, tuple[int, int]] = {}
         self._reading: dict[int, int] = {}
@@ -108,6 +96,7 @@ class VersionStore:
         self.keys = KeyChain(root / "keys", pinned_keys)
         self.torrents = TorrentShelf(root / "manifests")
         self._envelopes = EnvelopeShelf(root / "manifests")
+        self._unflushed = Unflushed(root / "manifests", durable=durable)
         self.refresh()
         for shelf in (self.blobs, self.packed):
             shelf.sweep(self._is_staged)
@@ -171,11 +160,18 @@ class VersionStore:
             return next((each for each in named if each.manifest.packed and each.manifest.packed.digest == total), None)
 
     def keep_packed(self, version: int, blob: Path) -> None:
-        """Keep the packed form of a version, whose bytes were verified, if that is complete; it may be by then. Blocking."""
+        """Keep the packed form of a complete version, whose bytes were verified. Blocking.
+
+        Where links are to be had, `blob` stays: there is no moment at which who is sent it finds it nowhere.
+        """
         stored = self.get(version)
         if stored is None or stored.manifest.packed is None:
             return
-        self.packed.adopt(blob, stored.manifest.packed, stored.path.name)
+        linked = blob.with_name(f"{blob.name}.whole")
+        with contextlib.suppress(OSError):
+            linked.unlink(missing_ok=True)
+            linked.hardlink_to(blob)
+        self.packed.adopt(linked if linked.exists() else blob, stored.manifest.packed, stored.path.name)
         with self._index_lock:
             if version in self._versions:
                 self.packed.add(version, stored.manifest.packed, stored.path.name)
@@ -214,9 +210,8 @@ class VersionStore:
 
     def finish(self, partial: PartialVersion) -> StoredVersion:
         """Make a filled version durable and visible. Blocking. Raises VersionConflict, DiskFullError."""
-        partial.seal(durable=self._boot is None)
-        if self._boot is not None:
-            self._boot_path(partial.folder.name).write_text(self._boot)
+        partial.seal(durable=not self._unflushed.defers)
+        self._unflushed.mark(partial.folder.name)
         stored = self._install(partial.folder, partial.envelope, partial.manifest, partial.digest)
         journal_path(partial.folder).unlink(missing_ok=True)
         return stored
@@ -296,21 +291,25 @@ class VersionStore:
             self._drop_index(version)
             self._trash(stored.path)
             self._envelopes.remove(stored.path.name)
-            self._boot_path(stored.path.name).unlink(missing_ok=True)
+            self._unflushed.forget(stored.path.name)
             self.torrents.remove(version, stored.digest)
             log.info("removed version %d", version, extra={"action": "collect", "version": version})
 
-    def demote(self, version: int, bad: Collection[int]) -> None:
+    def demote(self, version: int, bad: Collection[int]) -> bool:
         """Take a version back among those that are being received, without the shards that are wrong on disk. Blocking.
 
-        Who reads it can go on; its number stays bound. `open_partial` hashes the rest again.
+        Who reads it can go on; its number stays bound. `open_partial` hashes the rest again. False if it isn't here any more.
         """
-        stored = self._versions[version]
-        self._drop_index(version)
+        with self._index_lock:
+            stored = self._versions.get(version)
+            if stored is None:
+                return False
+            self._drop_index(version)
         folder = self.root / "partial" / stored.path.name
         right = (index for index in range(len(stored.manifest.shards)) if index not in set(bad))
         journal_path(folder).write_text("".join(f"{index}\n" for index in right), "ascii")
         stored.path.rename(folder)
+        return True
 
     def remove_stale_partials(self) -> None:
         """Remove half-filled versions older than the head, if no process fills them. Blocking."""
@@ -363,24 +362,14 @@ class VersionStore:
             if path.name != version_name(manifest.policy_version, digest):
                 raise UserError("its manifest belongs to another version")
             check_folder(path, manifest)
-            self._check_flushed(path, manifest)
+            if not self._unflushed.check(path, manifest):
+                self._trash(path)
+                raise UserError("bytes were lost when the machine went down; it will be fetched again")
             self.names.record(manifest.policy_version, digest)
         except (RollswarmError, OSError) as error:
             log.warning("leaving out %s: %s", path, error, extra={"action": "load", "path": str(path)})
             return
         self._add_index(StoredVersion(manifest, digest, envelope, path))
-
-    def _check_flushed(self, path: Path, manifest: Manifest) -> None:
-        """Hash a version again if the machine went down before it was flushed. Raises UserError if bytes were lost."""
-        marker = self._boot_path(path.name)
-        if not marker.exists() or marker.read_text("ascii", "replace") == boot_id():
-            return
-        for shard in manifest.shards:
-            if hash_range(path / manifest.files[shard.file].path, shard.offset, shard.size) != shard.digest:
-                self._trash(path)
-                raise UserError("bytes were lost when the machine went down; it will be fetched again")
-        sync_files(path, manifest)
-        marker.unlink()
 
     def _add_index(self, stored: StoredVersion) -> None:
         with self._index_lock:
@@ -402,9 +391,6 @@ class VersionStore:
                 for index, shard in enumerate(other.manifest.shards):
                     if shard.digest in lost:
                         self._shards.setdefault(shard.digest, (other.version, index))
-
-    def _boot_path(self, name: str) -> Path:
-        return self.root / "manifests" / f"{name}.boot"
 
     def _trash(self, path: Path) -> None:
         bin_ = Path(tempfile.mkdtemp(dir=self.root / "trash"))

@@ -13,22 +13,18 @@ import asyncio
 import hashlib
 import logging
 import secrets
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from protocol.errors import SourceFault
 from protocol.manifest import Shard
 from shardcast import bits
 from shardcast.bandwidth import Throttle
-from shardcast.download import OnShard
-from shardcast.metrics import ShardcastMetrics
-from shardcast.partial import PartialVersion, hash_range
-from shardcast.pool import SourcePool
+from shardcast.filling import Filling
+from shardcast.partial import hash_range
 from shardcast.pulse import Pulse
 from shardcast.selection import slice_of
 from shardcast.sources import Misbehaved, Source, Unknown
-from shardcast.storage import ShardLocation, VersionStore
+from shardcast.storage import ShardLocation
 from shardcast.swarm import Member
 from shardcast.transfer import in_thread
 
@@ -59,30 +55,22 @@ class SwarmDownload:
 
     def __init__(
         self,
-        partial: PartialVersion,
+        filling: Filling,
         member: Member,
         piece_hashes: bytes,
-        pool: SourcePool,
         limits: SwarmLimits,
-        *,
-        store: VersionStore | None = None,
-        on_shard: OnShard | None = None,
-        on_bytes: Callable[[int], None] | None = None,
-        throttle: Throttle | None = None,
-        metrics: ShardcastMetrics | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._partial = partial
+        self._partial = partial = filling.partial
         self._member = member
         self._hashes = piece_hashes
-        self._pool = pool
+        self._pool = filling.pool
         self._limits = limits
-        self._store = store
-        self._on_shard = on_shard
-        self._on_bytes = on_bytes
-        self._throttle = throttle
-        self._metrics = metrics
-        self._clock = clock
+        self._store = filling.store
+        self._on_shard = filling.on_shard
+        self._on_bytes = filling.on_bytes
+        self._throttle = filling.throttle
+        self._metrics = filling.metrics
+        self._clock = filling.clock
         self._shards = partial.manifest.shards
         self._pieces = member.layout.pieces_of(self._shards)
         self._shard_of = {piece: index for index, pieces in enumerate(self._pieces) for piece in pieces}
@@ -99,7 +87,7 @@ class SwarmDownload:
         self._from_servers = 0  # bytes
         self._name = secrets.token_hex(8)
         self._pulse = Pulse()
-        self._last_byte = self._last_peer_piece = clock()
+        self._last_byte = self._last_peer_piece = self._clock()
 
     async def run(self) -> None:
         """Return when every shard is verified. Raises PeersUseless."""

@@ -137,9 +137,8 @@ class Composition:
         while not condition():
             for name, process in self.running.items():
                 assert process.poll() is None or name in ended, f"{name} ended: {self.last_words(name)}"
-            words = "\n".join(f"{name}: {self.last_words(name, 4)}" for name in self.running)
-            assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}\n{words}"
-            time.sleep(0.3)
+            assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}\n{self._all_last_words()}"
+            time.sleep(0.5)
 
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
@@ -147,12 +146,19 @@ class Composition:
     def last_words(self, name: str, lines: int = 12) -> str:
         return " | ".join(self.log(name).read_text(errors="replace").splitlines()[-lines:])
 
+    def _all_last_words(self) -> str:
+        return "\n".join(f"{name}: {self.last_words(name, 4)}" for name in self.running)
+
     def _entrypoint(self, name: str) -> list[str]:
         service = self.services[name]
         if "build" in service:
             return self._entrypoints[service["build"]["target"]]
         image = service["image"].partition(":")[0]
-        return {"postgres": ["sh", "-c", _POSTGRES, "postgres"], "prom/prometheus": ["prometheus"]}[image]
+        return {
+            "postgres": ["sh", "-c", _POSTGRES, "postgres"],
+            "prom/prometheus": ["prometheus"],
+            "nginx": ["nginx", "-g", "daemon off;"],
+        }[image]
 
     def _contained(self, name: str, argv: Sequence[str]) -> list[str]:
         """The command line that runs `argv` as this service."""

@@ -27,15 +27,16 @@ from protocol.signing import Identity
 from shardcast.client import ShardcastClient
 from shardcast.config import ClientLimits, ServerLimits
 from shardcast.have import Have
-from shardcast.layout import incoming_folder
+from shardcast.layout import incoming_folder, incoming_packed
 from shardcast.listen import listening
 from shardcast.metrics import ShardcastMetrics
 from shardcast.origin import Origin
 from shardcast.peer_server import PeerService
-from shardcast.publish import announce, describe
+from shardcast.publish import announce, describe, pack
 from shardcast.relay import RelayCatalog
 from shardcast.server import Handler, ShardcastApp
 from shardcast.storage import VersionStore
+from tests.unit.shardcast.delta.versions import safetensors, words
 
 TRAINER = Identity.from_seed(b"t" * 32)
 STRANGER = Identity.from_seed(b"s" * 32)
@@ -56,6 +57,7 @@ class Version:
     manifest: Manifest
     envelope: SignedEnvelope
     torrent: bytes | None = None
+    packed: Path | None = None
 
     @property
     def digest(self) -> Digest:
@@ -70,13 +72,29 @@ class Version:
 
 
 def make_version(
-    folder: Path, version: int = 0, seed: int = 0, signer: Identity = TRAINER, shards: int = SHARDS
+    folder: Path,
+    version: int = 0,
+    seed: int = 0,
+    signer: Identity = TRAINER,
+    shards: int = SHARDS,
+    *,
+    packed: bool = False,
 ) -> Version:
+    """Noise, or if it is to be had packed, weights."""
     folder.mkdir(parents=True)
-    (folder / "model.safetensors").write_bytes(random.Random(f"{version}/{seed}").randbytes(SHARD * shards - 100))
     (folder / "config.json").write_text('{"the": "same in every version"}')
+    data = random.Random(f"{version}/{seed}").randbytes(SHARD * shards - 100)
+    if packed:
+        data = safetensors({"w": ("BF16", words(len(data) // 2 - 100, seed=version).tobytes())})
+    (folder / "model.safetensors").write_bytes(data)
     described = describe(folder, run_id="run", policy_version=version, shard_bytes=SHARD)
-    return Version(folder, described.manifest, sign_manifest(described.manifest, signer), described.torrent)
+    if packed:
+        blob = folder.with_name(f"{folder.name}.packed")
+        smaller = pack(folder, described.manifest, blob, shard_bytes=SHARD)
+        assert smaller is not None
+        described = smaller
+    envelope = sign_manifest(described.manifest, signer)
+    return Version(folder, described.manifest, envelope, described.torrent, described.packed)
 
 
 def names_below(path: Path) -> set[str]:
@@ -234,6 +252,8 @@ async def publish(url: str, origin: Origin, version: Version) -> Version:
     number = version.manifest.policy_version
     root = origin.catalog.store.root
     version.folder.rename(incoming_folder(root, number))
+    if version.packed is not None:
+        version.packed.replace(incoming_packed(root, number))
     await announce(url, version.envelope)
     return replace(version, folder=root / "versions" / f"{number}-{version.digest.short}")
 

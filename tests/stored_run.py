@@ -11,14 +11,17 @@ from sqlalchemy import select, update
 from coordinator import verdicts
 from coordinator.admission import Limits
 from coordinator.feeding import Feeding
+from coordinator.hardware import HardwareRules
 from coordinator.intake import Intake
 from coordinator.leasing import EnvironmentShare, Leasing, Scheduling
+from coordinator.registration import Joining
 from coordinator.store import database, rollouts, workers
 from coordinator.store import run as run_store
 from coordinator.store import tables as t
 from coordinator.store.database import Database
 from coordinator.store.rollouts import PendingRollout
 from coordinator.verification.pooled import COMPARISONS
+from protocol.declaration import BF16, Declaration
 from protocol.lease import Lease
 from protocol.ledger import Standing
 from protocol.rollout import Outcome, RejectionReason, Task, Verdict
@@ -51,6 +54,7 @@ SCHEDULING = Scheduling(
 )
 MAX_STRIKES = 3
 VERIFIER = "verifier-1"
+DECLARED = Declaration(hardware="test CPU, reference 1")
 
 
 def make_task(index: int) -> Task:
@@ -64,12 +68,14 @@ class StoredRun:
         self.db = db
         self.scheduling = scheduling
         self.pooled = COMPARISONS
+        self.hardware_rules = HardwareRules(shadow_rollouts=4, shadow_classes=2)
         self.leasing = Leasing(
             db,
             secret=SECRET,
             scheduling=scheduling,
             environments=[EnvironmentShare("sums", 1.0, MAX_TOKENS, make_task)],
             tokenize=lambda text: list(text.encode()),
+            hardware_rules=self.hardware_rules,
         )
         self.intake = Intake(
             db,
@@ -80,6 +86,7 @@ class StoredRun:
             max_strikes=MAX_STRIKES,
             max_payload_bytes=1 << 20,
         )
+        self.joining = Joining(db, run_id=RUN_ID, secret=SECRET, precisions=(BF16,), hardware_rules=self.hardware_rules)
         self.feeding = Feeding(db, run_id=RUN_ID, trainer_key=TRAINER.key_id, scheduling=scheduling)
 
     @classmethod
@@ -108,7 +115,7 @@ class StoredRun:
             batch=batch, trainer_version=version, optimizer_steps=batch + 1, metrics={}, dropped={}, trained=trained
         )
 
-    async def join(self, *identities: Identity) -> None:
+    async def join(self, *identities: Identity, declared: Declaration = DECLARED) -> None:
         async with self.db.write() as connection:
             for identity in identities:
                 await workers.register(
@@ -119,6 +126,7 @@ class StoredRun:
                     software="s",
                     address="127.0.0.1",
                     at=await database.now(connection),
+                    declared=declared,
                 )
 
     async def lease(self, worker: Identity, count: int = 1) -> list[Lease]:
@@ -164,7 +172,7 @@ class StoredRun:
                 verdict,
                 verifier=verifier,
                 at=await database.now(connection),
-                rules=verdicts.Rules(MAX_STRIKES, self.scheduling.probation_rollouts, self.pooled),
+                rules=verdicts.Rules(MAX_STRIKES, self.scheduling.probation_rollouts, {BF16: self.pooled}),
             )
 
     async def judge(self, verdict: Verdict | None = None) -> list[str]:

@@ -62,12 +62,25 @@ class Companions:
 
     @torch.no_grad()
     def extras(
-        self, model: Any, batch: Microbatch, objective: Objective, temperature: float, *, prox: bool, ewma: bool = False
+        self,
+        model: Any,
+        batch: Microbatch,
+        objective: Objective,
+        temperature: float,
+        *,
+        prox: bool,
+        ewma: bool = False,
+        taught_BT: torch.Tensor | None = None,
     ) -> Extras:
-        """Everything the objective needs of this microbatch. `prox`: also the step-start policy's own log-probs."""
+        """Everything the objective needs of this microbatch. `prox`: also the step-start policy's own log-probs.
+
+        `taught_BT`: the teacher's log-probs, where they were computed before.
+        """
         needs = objective.needs()
         ids, sampler = self._others(model, batch, needs, objective.alternatives(), temperature)
-        teacher = _score(self.teacher, batch, temperature, ids) if Need.TEACHER in needs else (None, None)
+        teacher: tuple[torch.Tensor | None, torch.Tensor | None] = (taught_BT, None)
+        if Need.TEACHER in needs and taught_BT is None:
+            teacher = _score(self.teacher, batch, temperature, ids)
         average = None if self.ewma is None or not (ewma or Need.EWMA in needs) else self.ewma.model
         return Extras(
             prox_BT=_score(model, batch, temperature)[0] if prox or Need.PROX in needs else None,

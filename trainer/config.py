@@ -22,8 +22,8 @@ class TrainerConfig(BaseModel):
     `behaviour_tolerance`: how far, in nats, a worker's log-probs may differ from the trusted ones and still be used;
     0 uses the trusted ones alone. `token_budget`: padded tokens per microbatch. `full_every`: each so-manyth version is
     published without a delta; the others carry the difference to the one before. `packed`: versions can also be had
-    packed. `old_logprobs`: what stands for the behaviour policy in the loss: `trusted` (the verifier's), `snapshot` (the
-    step-start policy's), `ewma`.
+    without what is redundant in bf16, a third less. `old_logprobs`: what stands for the
+    behaviour policy in the loss: `trusted` (the verifier's), `snapshot` (the step-start policy's), `ewma`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

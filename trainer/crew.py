@@ -1,5 +1,6 @@
-"""Everything that trains (model, objective, optimizer, companions) behind four verbs, on one process or several.
+"""Everything that trains (model, objective, optimizer, companions) behind five verbs, on one process or several.
 
+    receive(groups)         what can be done before a batch is full
     step(groups, version)   one step
     weights()               what a policy version holds: bf16, on the CPU
     state()                 what a checkpoint holds
@@ -23,7 +24,7 @@ from trainer.checkpoint import Checkpoint, random_state, restore_random_state
 from trainer.companions import make_companions
 from trainer.config import TrainerConfig, TrainerRun
 from trainer.lora import Merged, adapt
-from trainer.losses import Need, make_objective
+from trainer.losses import Need, Objective, make_objective
 from trainer.optim import Counters, Optimizer, OptimizerSettings, hidden_matrices
 from trainer.publish import snapshot
 from trainer.sharding import load_whole, shard, whole
@@ -38,7 +39,7 @@ class Crew:
         config = run.trainer
         self._team = team or Team()
         torch.manual_seed(config.seed)
-        objective = make_objective(config.loss, config.loss_params, config.modifiers, config.regularizers)
+        objective = objective_of(config)
         if self._team.size > 1:
             _check_team(config, objective.needs())
         self.model = load_policy(run.model_path, config)
@@ -64,6 +65,10 @@ class Crew:
     def step(self, groups: Sequence[RolloutGroup], version: int) -> StepResult:
         self._team.tell(("step", list(groups), version))
         return self._stepper.step(groups, version)
+
+    def receive(self, groups: Sequence[RolloutGroup]) -> None:
+        """Groups of the batch to come, as they become ready."""
+        self._stepper.receive(groups)
 
     def weights(self) -> dict[str, torch.Tensor]:
         self._team.tell(("weights",))
@@ -111,6 +116,11 @@ class Crew:
         self.optimizer.load_state_dict(checkpoint.optimizer)
         self._stepper.load_state_dict(checkpoint.companions)
         restore_random_state(checkpoint.random_state)
+
+
+def objective_of(config: TrainerConfig) -> Objective:
+    """The run file's objective. Raises UserError that names the choices."""
+    return make_objective(config.loss, config.loss_params, config.modifiers, config.regularizers)
 
 
 def _check_team(config: TrainerConfig, needs: frozenset[Need]) -> None:

@@ -77,10 +77,9 @@ class Trainer:
         state = await self._client.state()
         self._team.tell(("temperature", state.temperature))
         crew = await asyncio.to_thread(Crew, self._run, state.temperature, self._team)
-        try:
-            await self._train(state, crew, on_step)
-        finally:
-            crew.dismiss()
+        await self._train(state, crew, on_step)
+        # After a failure the others may be in the middle of a collective: torchrun ends them then.
+        crew.dismiss()
 
     async def _train(self, state: RunState, crew: Crew, on_step: Callable[[int, StepResult], None]) -> None:
         publisher = self._publisher(state)
@@ -94,7 +93,7 @@ class Trainer:
                 extra={"action": "ready"},
             )
             while position.version < self._config.versions and not self._stop.is_set():
-                groups = await self._pull(position, state.groups_per_batch)
+                groups = await self._pull(position, state.groups_per_batch, crew)
                 if groups is None:
                     break
                 result = await asyncio.to_thread(crew.step, groups, position.version)
@@ -153,7 +152,7 @@ class Trainer:
         crew.restore(checkpoint)
         return checkpoint.step, checkpoint.policy_version, int(checkpoint.extra.get("unpublished", 0))
 
-    async def _pull(self, position: _Position, wanted: int) -> list[RolloutGroup] | None:
+    async def _pull(self, position: _Position, wanted: int, crew: Crew) -> list[RolloutGroup] | None:
         """A batch of groups, taken as they become ready; None if told to stop."""
         groups: dict[str, RolloutGroup] = {}
         while len(groups) < wanted:
@@ -167,6 +166,8 @@ class Trainer:
                 wait_s=_PULL_WAIT_S,
             )
             groups.update((group.group_id, group) for group in fresh)
+            if fresh:
+                await asyncio.to_thread(crew.receive, fresh)
         return list(groups.values())
 
     async def _give_up(self, position: _Position, crew: Crew) -> None:

@@ -72,11 +72,15 @@ def critic_advantages(
 
 def with_advantages(batch: Microbatch, advantages: Mapping[int, float | Sequence[float]]) -> Microbatch:
     """The batch with other advantages: one per completion, or one per trained token."""
-    advantage_BT = torch.zeros_like(batch.advantage_BT)
+    return replace(batch, advantage_BT=spread(batch, advantages))
+
+
+def spread(batch: Microbatch, values: Mapping[int, float | Sequence[float]]) -> torch.Tensor:
+    """[B, T] values by key, one per completion or one per trained token; 0 outside the mask. The inverse of `by_key`."""
+    spread_BT = torch.zeros_like(batch.advantage_BT)
     for b, key in enumerate(batch.key_B.tolist()):
-        value = torch.as_tensor(advantages[key], dtype=advantage_BT.dtype, device=advantage_BT.device)
-        advantage_BT[b, batch.mask_BT[b]] = value
-    return replace(batch, advantage_BT=advantage_BT)
+        spread_BT[b, batch.mask_BT[b]] = torch.as_tensor(values[key], dtype=spread_BT.dtype, device=spread_BT.device)
+    return spread_BT
 
 
 def by_key(batch: Microbatch, values_BT: torch.Tensor) -> dict[int, list[float]]:

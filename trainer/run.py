@@ -17,7 +17,7 @@ from protocol.errors import OurFault, UserError
 from protocol.signing import SignedEnvelope
 from shardcast.publish import key_rotations
 from trainer.config import load_trainer_run
-from trainer.crew import Crew
+from trainer.crew import Crew, objective_of
 from trainer.loop import Trainer
 from trainer.step import StepResult
 from trainer.steplog import open_logs
@@ -39,6 +39,7 @@ async def run_trainer(path: Path, environment: Mapping[str, str]) -> None:
     token = trainer_token.load(run.trainer.token)
     if run.trainer.threads is not None:
         torch.set_num_threads(run.trainer.threads)
+    objective_of(run.trainer)  # a mistake there is said before anything is waited for
     team = Team.join(environment)
     if not team.leads:
         _, temperature = team.tell(None)

@@ -32,6 +32,7 @@ from trainer.metrics import StepTokens
 from trainer.optim import Optimizer, StepReport
 from trainer.refine import Movement, by_key, critic_advantages, minimal_variance_advantages, movements, with_advantages
 from trainer.sharding import average_gradients
+from trainer.teaching import TeacherStage
 from trainer.team import Team
 
 
@@ -87,8 +88,9 @@ class Stepper:
         self._undivided = list(undivided)
         self._filters = Filters(config.keep_zero_advantage, config.pass_rate, config.mask_overlong)
         self._budget = LengthBudget(config.length_target, config.length_penalty)
-        self._advantage = _advantage(config)
+        self._advantage = _advantage(config) if self._objective.loss.uses_advantages() else RawReward()
         self._critic = _critic(config, model)
+        self._teaching = self._teacher_stage(config, temperature)
         self._least_variance = any(isinstance(part, Vcpo) and part.baseline for part in self._objective.modifiers)
 
     def step(self, groups: Sequence[RolloutGroup], trainer_version: int) -> StepResult:
@@ -116,6 +118,11 @@ class Stepper:
             dropped["skipped_step"] = skipped
         return StepResult(report, numbers, tuple(applied), dropped)
 
+    def receive(self, groups: Sequence[RolloutGroup]) -> None:
+        """Groups of the batch to come, as they become ready: what can be done before it is full is done now."""
+        if self._teaching is not None:
+            self._teaching.receive(groups)
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold besides weights and optimizer; empty where nothing needs it."""
         state: dict[str, Any] = {}
@@ -135,6 +142,19 @@ class Stepper:
             self._critic.load_state_dict(state["critic"])
         if self._companions.ewma is not None:
             self._companions.ewma.model.load_state_dict(state.get("ewma", self._model.state_dict()))
+
+    def _teacher_stage(self, config: TrainerConfig, temperature: float) -> TeacherStage | None:
+        """Only where the sampled tokens' scores are all that is asked of the teacher, and one process does it."""
+        others = {Need.DRAWS, Need.TOP_K, Need.TEACHER_DRAWS} & self._objective.needs()
+        if self._companions.teacher is None or others or self._team.size > 1:
+            return None
+        return TeacherStage(
+            self._companions.teacher,
+            temperature=temperature,
+            token_budget=config.token_budget,
+            share_prompts=config.share_prompts,
+            device=config.device,
+        )
 
     def _parts(self, selection: Selection, trainer_version: int) -> list[_Part]:
         """The chosen groups, dealt to as many parts as there are updates, and packed."""
@@ -165,16 +185,25 @@ class Stepper:
         for part in parts:
             for number, batch in enumerate(part.microbatches):
                 batch = part.microbatches[number] = batch.to(self._config.device)
-                part.extras.append(
-                    self._companions.extras(
-                        self._model, batch, self._objective, self._temperature, prox=prox, ewma=ewma
-                    )
-                    if wanted
-                    else Extras()
-                )
+                part.extras.append(self._extras(part, batch, prox=prox, ewma=ewma) if wanted else Extras())
+        if self._teaching is not None:
+            self._teaching.forget()
         if self._least_variance:
             self._use_least_variance(parts)
         return self._use_critic(parts) if self._critic is not None and parts else {}
+
+    def _extras(self, part: _Part, batch: Microbatch, *, prox: bool, ewma: bool) -> Extras:
+        taught_BT = None
+        if self._teaching is not None:
+            names = {
+                first + place: item.rollout_id
+                for first, chosen in part.chosen
+                for place, item in enumerate(chosen.group.rollouts)
+            }
+            taught_BT = self._teaching.take(batch, names)
+        return self._companions.extras(
+            self._model, batch, self._objective, self._temperature, prox=prox, ewma=ewma, taught_BT=taught_BT
+        )
 
     def _use_least_variance(self, parts: list[_Part]) -> None:
         for part in parts:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from protocol.declaration import BF16
 from worker.engine import Engine, Generation, GenerationRequest, Weights
 from worker.hardware import default_kv_cache_gib
 from worker.vllm_engine.engine import VllmEngine, VllmEngineConfig
@@ -25,20 +26,27 @@ class EngineSetting:
     max_num_batched_tokens: int | None = None
     eager: bool = True
     share: float = 1.0
+    precision: str = BF16
 
 
-def engine_settings(dtype: str, *, compiled: bool) -> tuple[EngineSetting, ...]:
-    """What is varied: batch size 1 to 64, prefix caching, chunked prefill, precision and, if asked for, compilation."""
+def engine_settings(dtype: str, *, compiled: bool, precision: str = BF16) -> tuple[EngineSetting, ...]:
+    """What is varied: batch size 1 to 64, prefix caching, chunked prefill, dtype and, if asked for, compilation.
+
+    `precision`: the class that all of them compute in; only bf16 has another dtype, in which the same weights round less.
+    """
     other = "float32" if dtype == "bfloat16" else "bfloat16"
-    settings = (
+    settings: tuple[EngineSetting, ...] = (
         EngineSetting("16 at once", dtype=dtype),
         EngineSetting("one at a time", max_num_seqs=1, dtype=dtype, share=0.25),
         EngineSetting("64 at once", max_num_seqs=64, dtype=dtype),
         EngineSetting("no prefix cache", dtype=dtype, prefix_caching=False),
         EngineSetting("chunked prefill", dtype=dtype, max_num_seqs=8, max_num_batched_tokens=16),
-        EngineSetting(f"{other}, 16 at once", dtype=other),
     )
-    return (*settings, EngineSetting("compiled", dtype=dtype, eager=False)) if compiled else settings
+    if precision == BF16:
+        settings = (*settings, EngineSetting(f"{other}, 16 at once", dtype=other))
+    if compiled:
+        settings = (*settings, EngineSetting("compiled", dtype=dtype, eager=False))
+    return tuple(replace(setting, precision=precision) for setting in settings)
 
 
 async def honest_generations(
@@ -59,6 +67,7 @@ async def honest_generations(
             enable_prefix_caching=setting.prefix_caching,
             max_num_batched_tokens=setting.max_num_batched_tokens,
             log_level="ERROR",
+            precision=setting.precision,
         )
     )
     await engine.start(Weights(0, _DIGEST, folder))

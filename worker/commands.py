@@ -18,7 +18,9 @@ _LEAVE_MARGIN_S = 60.0
 
 def add_to(app: typer.Typer, configure: Configure) -> None:
     """Add the commands. `configure`: flags to a WorkerConfig."""
-    identities = typer.Typer(help="Show, export or import this worker's identity.", invoke_without_command=True)
+    identities = typer.Typer(
+        help="Show, export or import this worker's identity.", invoke_without_command=True, rich_markup_mode=None
+    )
     _add_doctor(app, configure)
     _add_config(app, configure)
     _add_leave(app, configure)
@@ -68,23 +70,21 @@ def parse_flags(arguments: list[str]) -> dict[str, str | bool]:
     from protocol.errors import UserError
     from worker.config import WorkerConfig
 
-    fields = WorkerConfig.model_fields
+    switches = {name for name, field in WorkerConfig.model_fields.items() if field.annotation is bool}
+    known = ", ".join("--" + name.replace("_", "-") for name in WorkerConfig.model_fields)
     found: dict[str, str | bool] = {}
     rest = list(arguments)
     while rest:
         flag, equals, value = rest.pop(0).partition("=")
         name = flag.removeprefix("--").replace("-", "_")
-        positive = name.removeprefix("no_")
-        if not flag.startswith("--") or (name not in fields and positive not in fields):
-            raise UserError(
-                f"{flag} is no setting; there are {', '.join('--' + each.replace('_', '-') for each in fields)}"
-            )
-        if fields[positive if name not in fields else name].annotation is bool and not equals:
-            found[positive if name not in fields else name] = name in fields
-        elif equals or rest:
-            found[name] = value if equals else rest.pop(0)
-        else:
+        if flag.startswith("--") and not equals and name.removeprefix("no_") in switches:
+            found[name.removeprefix("no_")] = name in switches
+        elif not flag.startswith("--") or name not in WorkerConfig.model_fields:
+            raise UserError(f"{flag} is no setting; there are {known}")
+        elif not equals and not rest:
             raise UserError(f"{flag} needs a value")
+        else:
+            found[name] = value if equals else rest.pop(0)
     return found
 
 

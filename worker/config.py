@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import Field
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from protocol.declaration import BF16, PRECISIONS
 from protocol.errors import UserError
 
 _PREFIX = "ROLLSWARM_WORKER_"
@@ -61,10 +62,12 @@ class WorkerConfig(BaseSettings):
     home: Path = Field(default_factory=default_home)
     name: str = Field(default_factory=lambda: platform.node()[:64] or "worker", max_length=64)
     dtype: str = Field("auto", pattern="^(auto|bfloat16|float32)$")
+    precision: str = Field(BF16, pattern=f"^({'|'.join(PRECISIONS)})$")
     concurrency: int = Field(8, ge=1, le=256)
     max_model_len: int | None = Field(None, ge=8)
     kv_cache_gib: float | None = Field(None, gt=0)
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    tensor_parallel: int = Field(1, ge=1)
     enforce_eager: bool = False
     max_download_mbit: float | None = Field(None, gt=0)
     invite: str = ""

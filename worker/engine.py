@@ -62,7 +62,10 @@ class SwapReport:
 
 
 class Engine(Protocol):
-    """Generates with continuous batching; several `generate` calls run at once."""
+    """Generates with continuous batching; several `generate` calls run at once. `build`: what computes, and its version."""
+
+    @property
+    def build(self) -> str: ...
 
     async def start(self, weights: Weights) -> None:
         """Load the first weights. Raises OurFault with the engine's own words if that fails."""

@@ -9,6 +9,23 @@ import subprocess
 
 def describe() -> str:
     """The GPUs as the driver names them, else processor and cores; at most 128 characters."""
+    names = _gpus()
+    if not names:
+        return f"{_processor()}, {os.cpu_count()} cores"[:128]
+    return ", ".join(f"{names.count(name)}× {name}" for name in dict.fromkeys(names))[:128]
+
+
+def devices() -> tuple[str, ...]:
+    """The kinds of device that the engine computes on, for the hardware class."""
+    return tuple(_gpus()) or (_processor(),)
+
+
+def _processor() -> str:
+    return f"{platform.machine()} CPU"
+
+
+def _gpus() -> list[str]:
+    """As the driver names them; none without one."""
     try:
         listed = subprocess.run(
             ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
@@ -18,9 +35,8 @@ def describe() -> str:
             check=True,
         ).stdout.split("\n")
     except (OSError, subprocess.SubprocessError):
-        return f"{platform.machine()} CPU, {os.cpu_count()} cores"[:128]
-    names = [name.strip() for name in listed if name.strip()]
-    return ", ".join(f"{names.count(name)}× {name}" for name in dict.fromkeys(names))[:128]
+        return []
+    return [name.strip() for name in listed if name.strip()]
 
 
 def native_dtype() -> str:

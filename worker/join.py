@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from coordinator.client import Trust, WorkerClient, fetch_terms
 from protocol import keyfile
+from protocol.declaration import BF16, Declaration, hardware_class
 from protocol.errors import UserError
 from protocol.signing import short_id
 from protocol.terms import RunTerms
@@ -22,7 +23,7 @@ from shardcast.swarm import Swarm, SwarmConfig
 from worker import console, preflight
 from worker.config import WorkerConfig
 from worker.engine import Engine
-from worker.hardware import default_kv_cache_gib, describe, native_dtype
+from worker.hardware import default_kv_cache_gib, describe, devices, native_dtype
 from worker.loop import Worker
 from worker.outbox import Outbox
 from worker.pins import check_pins
@@ -48,6 +49,8 @@ async def join(
         _say(f"pinned the keys of {trust.url}", as_json)
     if not terms.relays:
         raise UserError(f"{trust.url} names no relay to take weights from: tell its operator to set shardcast.relays")
+    require_admitted(config.precision, terms, trust.url)
+    engine = make_engine(config, terms)
     _say(f"joining {terms.name}: {terms.model}, staleness ≤ {terms.max_staleness}", as_json)
     status = Status()
     run_folder = config.home / "runs" / terms.run_id
@@ -57,6 +60,7 @@ async def join(
         name=config.name,
         hardware=describe(),
         software=f"rollswarm {installed_version()}",
+        declaration=Declaration(config.precision, hardware_class(devices(), engine.build)),
         on_outage=lambda text: log.warning("%s", text, extra={"action": "outage"}),
         trust=trust,
         invite=config.invite,
@@ -79,12 +83,13 @@ async def join(
         terms,
         identity=identity,
         client=client,
-        engine=make_engine(config, terms),
+        engine=engine,
         follower=WeightsFollower(shardcast, terms, status),
         outbox=Outbox(run_folder / "outbox"),
         status=status,
         concurrency=config.concurrency,
         drain_s=config.drain_s,
+        precision=config.precision,
     )
     _stop_on_signals(worker)
     face = asyncio.create_task(console.show(status, terms, worker=short_id(identity.key_id), as_json=as_json))
@@ -96,6 +101,16 @@ async def join(
         await client.close()
         await shardcast.close()
     _say(console.one_line(status), as_json)
+
+
+def require_admitted(precision: str, terms: RunTerms, url: str) -> None:
+    """Raise UserError unless the run takes rollouts of this precision: before anything is fetched or loaded."""
+    if precision not in terms.precision_classes:
+        admitted = ", ".join(terms.precision_classes) or "none at all"
+        raise UserError(
+            f"{url} admits precision {admitted}, not {precision}: join with --precision "
+            f"{(*terms.precision_classes, BF16)[0]}, or ask its operator to calibrate and admit {precision}"
+        )
 
 
 def _swarm(config: WorkerConfig) -> Swarm | None:
@@ -155,6 +170,8 @@ def vllm_engine(config: WorkerConfig, terms: RunTerms) -> Engine:
             enforce_eager=config.enforce_eager,
             kv_cache_gib=default_kv_cache_gib() if config.kv_cache_gib is None else config.kv_cache_gib,
             gpu_memory_utilization=config.gpu_memory_utilization,
+            precision=config.precision,
+            tensor_parallel=config.tensor_parallel,
         )
     )
 
@@ -163,4 +180,8 @@ def reference_engine(config: WorkerConfig, terms: RunTerms) -> Engine:
     """transformers, one sequence at a time: slow, and the definition of what is right. For tests."""
     from worker.reference_engine import ReferenceEngine
 
+    if config.precision != BF16:
+        raise UserError(
+            f"the reference engine computes in bf16 or float32, not in {config.precision}: use --engine vllm"
+        )
     return ReferenceEngine(native_dtype() if config.dtype == "auto" else config.dtype)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.client import Backoff, LeasedSample, WorkerClient
+from protocol.declaration import BF16
 from protocol.errors import BadSignature, OurFault, RollswarmError, UserError, WorkerFault
 from protocol.lease import Commitment
 from protocol.rollout import Rollout, Segment, token_digest
@@ -77,7 +78,9 @@ class Worker:
         status: Status,
         concurrency: int,
         drain_s: float = 30.0,
+        precision: str = BF16,
     ) -> None:
+        self._precision = precision
         self._terms = terms
         self._identity = identity
         self._client = client
@@ -103,6 +106,8 @@ class Worker:
         self._status.outbox = len(self._outbox.waiting())
         self._status.phase = "registering"
         await self._client.register()
+        if self._client.notice:
+            log.warning("%s", self._client.notice, extra={"action": "notice"})
         await self._ask_standing()
         self._status.phase = "fetching weights"
         weights = await self._unless_stopped(self._follower.first())
@@ -233,6 +238,7 @@ class Worker:
             spans=generation.spans,
             proofs=generation.proofs,
             stop_reason=generation.stop_reason,
+            precision=self._precision,
         )
         return self._identity.sign(ROLLOUT, rollout_to_payload(rollout))
 

@@ -15,6 +15,7 @@ app = typer.Typer(
     help="A worker generates rollouts with its own GPU (or CPU) for a run, proves them, and earns credits.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich would double the time of --help
 )
 
 Home = Annotated[Path | None, typer.Option("--home", help="Where identity, outbox and weights are kept.")]
@@ -45,6 +46,10 @@ def join(
         str | None, typer.Option("--invite", help="The operator's invitation, where a run asks for one.")
     ] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="auto, bfloat16 or float32.")] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option("--precision", help="bf16, or a class that the run admits beside it: fp8, kv-fp8, kv-int4."),
+    ] = None,
     concurrency: Annotated[int | None, typer.Option("--concurrency", help="Samples generated at once.")] = None,
     max_model_len: Annotated[
         int | None, typer.Option("--max-model-len", help="Prompt plus completion, in tokens.")
@@ -52,6 +57,9 @@ def join(
     kv_cache_gib: Annotated[float | None, typer.Option("--kv-cache-gib", help="Memory for the KV cache.")] = None,
     gpu_memory_utilization: Annotated[
         float | None, typer.Option("--gpu-memory-utilization", help="Share of GPU memory.")
+    ] = None,
+    tensor_parallel: Annotated[
+        int | None, typer.Option("--tensor-parallel", help="GPUs that share each layer, for models too large for one.")
     ] = None,
     enforce_eager: Annotated[bool | None, typer.Option("--enforce-eager", help="Do not compile the model.")] = None,
     max_download_mbit: Annotated[
@@ -88,10 +96,12 @@ def join(
         name=name,
         invite=invite,
         dtype=dtype,
+        precision=precision,
         concurrency=concurrency,
         max_model_len=max_model_len,
         kv_cache_gib=kv_cache_gib,
         gpu_memory_utilization=gpu_memory_utilization,
+        tensor_parallel=tensor_parallel,
         enforce_eager=enforce_eager,
         max_download_mbit=max_download_mbit,
         drain_s=drain_s,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 
 from protocol.errors import RollswarmError, UserError
 from shardcast.client import ShardcastClient
@@ -25,13 +26,25 @@ async def look(shardcast: ShardcastClient, config: WorkerConfig, say: Callable[[
     machine = await asyncio.to_thread(measure, config.home)
     say(f"this machine: {machine.words}")
     if machine.driver_problem:
-        raise UserError(f"the GPU driver says: {machine.driver_problem}; `worker doctor` tells what to do")
+        trouble = f"the GPU driver says: {machine.driver_problem}; `worker doctor` tells what to do"
+        if _build_for_gpus():
+            raise UserError(trouble)
+        say(trouble)
     need = await _need(shardcast, config.kv_cache_gib)
     if need is None:
         say("what the model needs is not known yet: no version is published, or no relay answers")
         return
     say(f"the run needs {need.words}")
     check_fit(machine, need, str(config.home))
+
+
+def _build_for_gpus() -> bool:
+    """Whether the vLLM here is the one that can't do without a GPU."""
+    try:
+        version("vllm")
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def check_fit(machine: Machine, need: Need, folder: str) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,11 @@ class ReferenceEngine:
         self._weights: Weights | None = None
         self._turn = asyncio.Lock()
         self._active: list[_Sequence] = []
+
+    @property
+    def build(self) -> str:
+        """See worker.engine.Engine."""
+        return f"transformers {version('transformers')}"
 
     async def start(self, weights: Weights) -> None:
         """See worker.engine.Engine."""

@@ -1,8 +1,8 @@
 """How long a step takes in each mode, predicted from the lengths' distribution, the slots and the training time. Pure.
 
     synchronous    E[makespan of the batch's groups over the slots] + train
-    step-off-k     the larger of E[makespan] / … of k + 1 batches that overlap, and train
-    asynchronous   the larger of the slots' throughput, groups · mean / slots, and train
+    step-off-k     the same recurrence, batch b beginning when step b − k − 1 is done
+    asynchronous   what `coordinator.plan` says: the larger of groups · mean / slots, and train
 
 A batch that waits for its slowest group pays for the tail; a stream pays for the mean.
 """
@@ -14,7 +14,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from coordinator.plan import Load, plan
+
 _DRAWS = 400
+_LEAST = 1e-9  # seconds; the planner takes nothing that is 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,9 @@ def predict(shape: Shape, mode: str, k: int = 0) -> float:
     if mode == "synchronous":
         return sum(makespan(times, shape.slots) for times in draws) / _DRAWS + shape.train_s
     if mode == "asynchronous":
-        return max(shape.groups * mean / shape.slots, shape.train_s)
+        # A slot is a worker that makes one unit of length per second; nothing waits for verification here.
+        load = Load(shape.groups, max(shape.train_s, _LEAST), 1.0, max(mean, _LEAST), verifier_rate=1.0 / _LEAST)
+        return plan(load, workers=shape.slots, verifiers=1).step_s
     return _step_off(shape, draws, k)
 
 

@@ -38,7 +38,7 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.shardcast import ours, published
@@ -54,13 +54,14 @@ from benchmarks.shardcast.report import (
     tree_bound_s,
     with_ratios,
 )
+from benchmarks.shardcast.samples import Samples
 from benchmarks.shardcast.weights import make_pair
 from protocol.errors import OurFault, RollswarmError, UserError
 
 RELAYS, WORKERS = 2, 4
 PUBLISHED = "published"
-_GENEROUS = 5.0  # a publication may take this many times its links' bound, and 20 s, before it counts as failed
-_TRIES = 3
+_GENEROUS = 4.0  # a publication may take this many times its links' bound, and 20 s, before it counts as failed
+_TRIES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +105,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--published-repeats", type=int, default=2, help="the published package is slow")
     parser.add_argument("--only", action="append", choices=[*VARIANTS, "none"], help="only this variant; repeatable")
+    parser.add_argument("--samples", type=Path, help="file that keeps each publication: a run in pieces is one run")
     parser.add_argument("--sweep", default="2,4,8,16,32", help="numbers of workers; empty for none")
-    parser.add_argument("--sweep-mbit", type=float, default=8.0)
-    parser.add_argument("--sweep-mib", type=int, default=8)
+    parser.add_argument("--sweep-mbit", type=float, default=4.0)
+    parser.add_argument("--sweep-mib", type=int, default=16)
     parser.add_argument("--sweep-variant", choices=["peers", "raw-peers", "full", "raw"], default="peers")
     parser.add_argument("--work", type=Path, default=Path("/dev/shm"), help="folder for all hosts' files")
     parser.add_argument("--quick", action="store_true", help="8 MiB, one repeat, no sweep: shows that it runs")
@@ -143,14 +145,18 @@ async def _run(arguments: argparse.Namespace) -> None:
 async def _variants(arguments: argparse.Namespace, chosen: list[str], scratch: Path) -> dict[str, dict[str, object]]:
     version = _make_version(scratch, arguments.mib * MIB, arguments.mbit)
     size = version.size
-    samples: dict[str, list[Sample]] = {name: [] for name in chosen}
+    samples = Samples(arguments.samples)
     with network(RELAYS, WORKERS, arguments.mbit) as net:
         for repeat in range(max(arguments.repeats, arguments.published_repeats)):
             for name in chosen:
                 if repeat < (arguments.published_repeats if name == PUBLISHED else arguments.repeats):
-                    samples[name].append(await _try(VARIANTS[name], net, version, scratch, name))
-    bounds = {name: _bound(name, size, arguments.mbit, RELAYS, WORKERS) for name in chosen}
-    return with_ratios({name: summarize(samples[name], size, bounds[name]) for name in chosen}, PUBLISHED)
+                    sample = await _try(VARIANTS[name], net, version, scratch, name)
+                    if sample is not None:
+                        samples.add(name, sample)
+    facts = {}
+    for name, found in samples.of(chosen).items():
+        facts[name] = summarize(found, size, _bound(name, size, arguments.mbit, RELAYS, WORKERS))
+    return with_ratios(facts, PUBLISHED)
 
 
 async def _sweep(arguments: argparse.Namespace, scratch: Path) -> dict[str, dict[str, object]]:
@@ -166,18 +172,19 @@ async def _sweep(arguments: argparse.Namespace, scratch: Path) -> dict[str, dict
         with network(RELAYS, workers, mbit) as net:
             label = f"{name}, {workers} workers"
             sample = await _try(VARIANTS[name], net, version, scratch, label)
-        found[label] = summarize([sample], size, _bound(name, size, mbit, RELAYS, workers))
+        if sample is not None:
+            found[label] = summarize([sample], size, _bound(name, size, mbit, RELAYS, workers))
     return found
 
 
-async def _try(publish: Publish, net: Network, version: Version, scratch: Path, label: str) -> Sample:
-    """A publication that fails is said to have failed, and tried again."""
-    for _ in range(_TRIES - 1):
+async def _try(publish: Publish, net: Network, version: Version, scratch: Path, label: str) -> Sample | None:
+    """A publication that fails is said to have failed, counted, and tried again; None if it never works."""
+    for failures in range(_TRIES):
         try:
-            return await _publish(publish, net, version, scratch, label)
+            return replace(await _publish(publish, net, version, scratch, label), failures=failures)
         except OurFault as fault:
             print(f"{label}: failed: {fault}", file=sys.stderr, flush=True)
-    return await _publish(publish, net, version, scratch, label)
+    return None
 
 
 async def _publish(publish: Publish, net: Network, version: Version, scratch: Path, label: str) -> Sample:

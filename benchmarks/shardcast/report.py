@@ -20,6 +20,7 @@ class Sample:
     origin_sent: int  # bytes on the wire, headers included
     relays_sent: int
     cpu_s: Mapping[str, float] = field(default_factory=dict)  # by role
+    failures: int = 0  # tries before this one in which some worker never had the version
 
     @property
     def cpu_share(self) -> float:
@@ -65,6 +66,7 @@ def summarize(samples: Sequence[Sample], size: int, bound_s: float) -> dict[str,
     roles = sorted({role for sample in samples for role in sample.cpu_s})
     return {
         "n": len(samples),
+        "failed": sum(sample.failures for sample in samples),
         "first_s": round(statistics.median(sample.first_s for sample in samples), 2),
         "last_s": round(last, 2),
         "last_s_all": [round(sample.last_s, 2) for sample in samples],
@@ -97,6 +99,7 @@ def table(variants: Mapping[str, Mapping[str, object]]) -> str:
     """The variants as text, one a line."""
     columns = {
         "n": "n",
+        "failed": "failed",
         "first": "first_s",
         "last": "last_s",
         "origin x": "origin_copies",

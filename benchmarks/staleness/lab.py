@@ -29,10 +29,10 @@ _EVALUATIONS = 5  # of the last steps, averaged: one policy is a noisy measure o
 class Setting:
     """`steps`: optimizer steps, one version each. `groups` × `samples` completions make a batch."""
 
-    steps: int = 240
-    groups: int = 32
-    samples: int = 16
-    learning_rate: float = 1e-2
+    steps: int = 200
+    groups: int = 16
+    samples: int = 8
+    learning_rate: float = 6e-2
 
 
 @dataclass(frozen=True, slots=True)

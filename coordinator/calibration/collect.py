@@ -12,8 +12,9 @@ from typing import Protocol
 import torch
 
 from coordinator.calibration.measures import Measure, measure
+from coordinator.verification.examination import TRANSFORMERS, VLLM
 from coordinator.verification.layout import PrefillItem
-from coordinator.verification.prefill import PrefillModel
+from coordinator.verification.prefill import PrefillModel, PrefillResult
 from protocol.rollout import Rollout, SamplingParams, Segment, StopReason, VersionSpan
 
 # A chunk of 32 tokens is a whole one; the others fill the length classes below it, whatever the model would say.
@@ -47,16 +48,22 @@ class Written(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class VerifierSetting:
-    """How the verifier computes. `token_budget`: of one forward, so that batches are wide or of one rollout each."""
+    """How the verifier computes. `token_budget`: of one forward, so that batches are wide or of one rollout each.
+    `engine`: "transformers", or "vllm" with `at_once` rollouts per step instead."""
 
     name: str
     dtype: torch.dtype
-    token_budget: int
+    token_budget: int = 0
+    engine: str = TRANSFORMERS
+    at_once: int = 0
 
 
-def verifier_settings(dtype: torch.dtype) -> tuple[VerifierSetting, ...]:
-    """The run's own precision in wide and in narrow batches, and float32, which takes the second look."""
+def verifier_settings(dtype: torch.dtype, engine: str = TRANSFORMERS) -> tuple[VerifierSetting, ...]:
+    """The run's own precision in wide and in narrow batches, and what takes the second look: float32, or vLLM's narrow."""
     name = str(dtype).removeprefix("torch.")
+    if engine == VLLM:
+        wide, alone = (VerifierSetting(f"vllm {name}, {n} at once", dtype, engine=VLLM, at_once=n) for n in (64, 1))
+        return wide, alone
     own = (VerifierSetting(f"{name}, wide", dtype, 16_384), VerifierSetting(f"{name}, narrow", dtype, 1))
     return own if dtype == torch.float32 else (*own, VerifierSetting("float32", torch.float32, 16_384))
 
@@ -105,11 +112,28 @@ def compare(
     measures: list[tuple[str, Measure]] = []
     for setting in verifiers:
         progress(f"engine {engine}: verifying {len(items)} rollouts, {setting.name}")
-        model = PrefillModel(folder, dtype=setting.dtype, device=device, token_budget=setting.token_budget)
-        for each, answer, result in zip(asked, written, model.prefill(items), strict=True):
+        for each, answer, result in zip(asked, written, _prefill(folder, items, setting, device), strict=True):
             rollout = _rollout(each, answer)
             measures.append((each.key, measure(rollout, result, engine=engine, verifier=setting.name)))
     return measures
+
+
+def _prefill(folder: Path, items: Sequence[PrefillItem], setting: VerifierSetting, device: str) -> list[PrefillResult]:
+    if setting.engine != VLLM:
+        model = PrefillModel(folder, dtype=setting.dtype, device=device, token_budget=setting.token_budget)
+        return model.prefill(items)
+    from coordinator.verification.vllm_prefill import VllmPrefill, VllmPrefillConfig
+
+    longest = max(len(item.prompt_token_ids) + len(item.completion_token_ids) for item in items)
+    dtype = str(setting.dtype).removeprefix("torch.")
+    engine = VllmPrefill(
+        folder,
+        VllmPrefillConfig(longest, dtype=dtype, at_once=setting.at_once, kv_cache_gib=2.0 if device == "cpu" else None),
+    )
+    try:
+        return engine.prefill(items)
+    finally:
+        engine.close()
 
 
 def _rollout(asked: Asked, written: Written) -> Rollout:

@@ -22,10 +22,13 @@ from coordinator.config import RunFile
 from coordinator.tokenizer import RunTokenizer
 from coordinator.verification.weights import build_module
 from environments.registry import make_environment
+from protocol.declaration import BF16, PRECISIONS, hardware_class
+from protocol.errors import UserError
 from trainer.publish import snapshot, write_version
 from worker.calibration import EngineSetting, engine_settings, honest_generations
 from worker.engine import Generation, GenerationRequest
-from worker.hardware import native_dtype
+from worker.hardware import devices, native_dtype
+from worker.vllm_engine.engine import installed_build
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +41,14 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`rollouts`: of each engine setting. `kv_cache_gib`: None for what suits this machine. `compiled`: try that as well."""
+    """`rollouts`: of each engine setting. `kv_cache_gib`: None for what suits this machine. `compiled`: try that as well.
+    `precision`: the class that the engines compute in."""
 
     rollouts: int = 256
     kv_cache_gib: float | None = None
     compiled: bool = False
     device: str = "cpu"
+    precision: str = BF16
 
 
 def calibrate(run_file: RunFile, out: Path, bound: Bound, options: Options, progress: Callable[[str], None]) -> Fit:
@@ -51,6 +56,8 @@ def calibrate(run_file: RunFile, out: Path, bound: Bound, options: Options, prog
 
     Raises UserError if there is too little to fit, OurFault if the engine fails.
     """
+    if options.precision not in PRECISIONS:
+        raise UserError(f"--precision {options.precision}: known are {', '.join(PRECISIONS)}")
     torch.set_num_threads(max(run_file.verification.threads, torch.get_num_threads()))
     probability = strike_probability(
         false_bans=bound.false_bans,
@@ -66,7 +73,7 @@ def calibrate(run_file: RunFile, out: Path, bound: Bound, options: Options, prog
         [measures[index] for index in mine],
         [measures[index] for index in others],
         probability=probability,
-        source=_source(run_file, measures, bound),
+        source=_source(run_file, measures, bound, options.precision),
     )
     pooled = fit_pooled(
         [measures[index] for index in mine],
@@ -74,8 +81,11 @@ def calibrate(run_file: RunFile, out: Path, bound: Bound, options: Options, prog
         rollouts_per_month=bound.rollouts_per_month,
         source=fitted.thresholds.source,
     )
-    fitted = replace(fitted, thresholds=replace(fitted.thresholds, pooled=pooled))
+    covered = (hardware_class(devices(), installed_build()),)
+    fitted = replace(fitted, thresholds=replace(fitted.thresholds, pooled=pooled, hardware=covered))
     facts: dict[str, Any] = {
+        "precision": options.precision,
+        "hardware": list(covered),
         "pooled_mean_in_trial": mean_in_trial(pooled, [measures[index] for index in others]),
         "false_bans_per_worker_month": bound.false_bans,
         "rollouts_per_worker_month": bound.rollouts_per_month,
@@ -95,9 +105,9 @@ def published_form(model: Path, target: Path) -> Path:
 def _measure_all(
     run_file: RunFile, folder: Path, options: Options, progress: Callable[[str], None]
 ) -> Iterator[tuple[str, Measure]]:
-    verifiers = collect.verifier_settings(getattr(torch, run_file.verification.dtype))
+    verifiers = collect.verifier_settings(getattr(torch, run_file.verification.dtype), run_file.verification.engine)
     prompts = _prompts(run_file)
-    settings = engine_settings(native_dtype(), compiled=options.compiled)
+    settings = engine_settings(native_dtype(), compiled=options.compiled, precision=options.precision)
     for number, setting in enumerate(settings, start=1):
         asked = collect.ask(
             prompts,
@@ -138,12 +148,12 @@ def _prompts(run_file: RunFile) -> Iterator[tuple[tuple[int, ...], int]]:
             yield tuple(encode(environment.task(index).prompt)), section.max_tokens
 
 
-def _source(run_file: RunFile, measures: Sequence[Measure], bound: Bound) -> str:
+def _source(run_file: RunFile, measures: Sequence[Measure], bound: Bound, precision: str) -> str:
     engines = {item.engine for item in measures}
     verifiers = {item.verifier for item in measures}
     return (
-        f"{run_file.model.name}: {len(measures)} comparisons of honest rollouts, {sum(item.tokens for item in measures)} "
-        f"tokens at temperature {run_file.sampling.temperature:g}; engines: {', '.join(sorted(engines))}; verifiers: "
-        f"{', '.join(sorted(verifiers))}. At most {bound.false_bans:g} false bans per worker and month of "
-        f"{bound.rollouts_per_month:g} rollouts."
+        f"{run_file.model.name} in {precision}: {len(measures)} comparisons of honest rollouts, "
+        f"{sum(item.tokens for item in measures)} tokens at temperature {run_file.sampling.temperature:g}; engines: "
+        f"{', '.join(sorted(engines))}; verifiers: {', '.join(sorted(verifiers))}. At most {bound.false_bans:g} false bans "
+        f"per worker and month of {bound.rollouts_per_month:g} rollouts."
     )

@@ -6,6 +6,7 @@ from sqlalchemy import Row, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.store.tables import leases, samples, workers
+from protocol.declaration import UNDECLARED
 from protocol.lease import Commitment, Lease, LeaseState
 
 
@@ -36,8 +37,10 @@ async def get(connection: AsyncConnection, lease_id: str) -> Lease | None:
     return None if row is None else _lease(row)
 
 
-async def insert(connection: AsyncConnection, lease: Lease, at: float) -> None:
-    """Store a new live lease and mark its sample leased.
+async def insert(
+    connection: AsyncConnection, lease: Lease, at: float, *, hardware: str = UNDECLARED, shadow: bool = False
+) -> None:
+    """Store a new live lease and mark its sample leased. `hardware`: the worker's class, which is in shadow or not.
 
     Raises sqlalchemy's IntegrityError if the sample has a live lease already.
     """
@@ -55,6 +58,8 @@ async def insert(connection: AsyncConnection, lease: Lease, at: float) -> None:
             committed_version=0,
             committed_signature=b"",
             earlier_commitments=[],
+            hardware=hardware,
+            shadow=shadow,
         )
     )
     await connection.execute(
@@ -127,11 +132,12 @@ async def count_live_of_worker(connection: AsyncConnection, worker_id: str) -> i
 async def count_live_of_newcomers(
     connection: AsyncConnection, probation_rollouts: int, address: str | None = None
 ) -> int:
-    """Live leases of all workers that are still on probation, together; of those from one address if it is given."""
+    """Live leases of all workers that are still on probation, or were granted in shadow, together; of those from one
+    address if it is given."""
     statement = (
         select(func.count())
         .select_from(leases.join(workers, workers.c.worker_id == leases.c.worker_id))
-        .where(leases.c.state == "live", workers.c.accepted < probation_rollouts)
+        .where(leases.c.state == "live", (workers.c.accepted < probation_rollouts) | leases.c.shadow.is_(True))
     )
     if address is not None:
         statement = statement.where(workers.c.address == address)

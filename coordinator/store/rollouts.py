@@ -24,7 +24,8 @@ _PAYLOAD_BYTES_MAX = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class PendingRollout:
-    """A rollout to verify, with what our own side knows about its task."""
+    """A rollout to verify, with what our own side knows about its task. `newcomer`: its worker is on probation, or its
+    hardware in shadow."""
 
     rollout_id: str
     worker_id: str
@@ -68,6 +69,7 @@ async def insert(
             spans=len(rollout.spans),
             state="pending",
             attempts=0,
+            precision=rollout.precision,
         )
     )
     await connection.execute(
@@ -191,11 +193,13 @@ async def _pending(connection: AsyncConnection, ids: Sequence[str], probation_ro
             t.workers.c.accepted,
             t.workers.c.clean_tokens,
             t.workers.c.watched,
+            t.leases.c.shadow,
         )
         .join(t.payloads, t.payloads.c.rollout_id == t.rollouts.c.rollout_id)
         .join(t.groups, t.groups.c.group_id == t.rollouts.c.group_id)
         .join(t.samples, t.samples.c.sample_id == t.rollouts.c.sample_id)
         .join(t.workers, t.workers.c.worker_id == t.rollouts.c.worker_id)
+        .join(t.leases, t.leases.c.lease_id == t.rollouts.c.lease_id)
         .where(t.rollouts.c.rollout_id.in_(ids))
         .order_by(t.groups.c.ordinal, t.samples.c.ordinal)
     )
@@ -213,7 +217,7 @@ async def _pending(connection: AsyncConnection, ids: Sequence[str], probation_ro
             max_tokens=row.max_tokens,
             seed=row.seed,
             attempts=row.attempts,
-            newcomer=row.accepted < probation_rollouts,
+            newcomer=row.accepted < probation_rollouts or row.shadow,
             clean_tokens=row.clean_tokens,
             watched=row.watched,
         )

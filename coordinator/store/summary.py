@@ -9,13 +9,20 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.audit import classify
-from coordinator.store import database, leases, versions, workers
+from coordinator.store import database, hardware, leases, versions, workers
 from coordinator.store import tables as t
+from coordinator.store.hardware import HardwareLine
 
 _RECENT_STEPS = 200
 _RECENT_EVENTS = 20
 _THROUGHPUT_WINDOW_S = 60.0
-_ALERTS = ("inconclusive", "alarm", "watch", "bad_task")  # events that an operator must see, however many others come
+_ALERTS = (
+    "inconclusive",
+    "alarm",
+    "watch",
+    "bad_task",
+    "shadow",
+)  # events that an operator must see, however many others come
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,8 @@ class WorkerLine:
     ban_reason: str
     idle_s: float
     worker_class: str
+    precision: str
+    hardware_class: str
     evidence: list[EvidenceLine] = field(default_factory=list)
 
 
@@ -73,6 +82,8 @@ class Summary:
     max_staleness_seen: int
     multi_span_accepted: int
     workers: list[WorkerLine] = field(default_factory=list)
+    hardware: list[HardwareLine] = field(default_factory=list)
+    precisions: dict[str, int] = field(default_factory=dict)  # rollouts received in each class
     steps: list[StepLine] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     alerts: list[dict[str, Any]] = field(default_factory=list)
@@ -100,6 +111,8 @@ async def read(connection: AsyncConnection, *, probation_rollouts: int = 0) -> S
         max_staleness_seen=staleness or 0,
         multi_span_accepted=int((await connection.execute(multi)).scalar_one()),
         workers=await _workers(connection, now, probation_rollouts),
+        hardware=list(await hardware.lines(connection)),
+        precisions=await _counts(connection, t.rollouts, t.rollouts.c.precision),
         steps=await _steps(connection),
         events=await _events(connection),
         alerts=await _events(connection, t.events.c.action.in_(_ALERTS)),
@@ -149,6 +162,8 @@ async def _workers(connection: AsyncConnection, now: float, probation_rollouts: 
             worker_class=classify(
                 workers.standing_of(row), watched=row.watched, probation_rollouts=probation_rollouts
             ).value,
+            precision=row.precision,
+            hardware_class=row.hardware_class,
             evidence=evidence.get(row.worker_id, []),
         )
         for row in rows

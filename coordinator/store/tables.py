@@ -77,6 +77,21 @@ workers = Table(
     Column("clean_tokens", BigInteger, nullable=False, default=0, server_default=text("0")),  # since the last strike
     # Tests over many rollouts hold something against it: it is audited in full.
     Column("watched", Boolean, nullable=False, default=False, server_default=false()),
+    # What it declared last: see protocol.declaration.
+    Column("precision", String(16), nullable=False, default="bf16", server_default="bf16"),
+    Column("hardware_class", String(128), nullable=False, default="undeclared", server_default="undeclared"),
+)
+
+# Kinds of hardware that the run file does not admit: in shadow until the operator's decision ("admitted", "refused").
+hardware = Table(
+    "hardware",
+    metadata,
+    Column("name", String(128), primary_key=True),
+    Column("seen_at", Float, nullable=False),
+    Column("decision", String(16)),
+    Column("decided_at", Float),
+    Column("accepted", BigInteger, nullable=False, default=0),  # verdicts on rollouts in shadow
+    Column("rejected", BigInteger, nullable=False, default=0),
 )
 
 policy_versions = Table(
@@ -152,10 +167,14 @@ leases = Table(
     Column("committed_signature", LargeBinary),  # None: by a version of this program that asked for none
     # [length, digest, signature], the latter two in hex; oldest first
     Column("earlier_commitments", JSON, nullable=False, default=list),
+    # As its worker had declared when it took the lease: no later declaration changes how the rollout is judged.
+    Column("hardware", String(128), nullable=False, default="undeclared", server_default="undeclared"),
+    Column("shadow", Boolean, nullable=False, default=False, server_default=false()),
     # One live lease per sample, kept by the database itself.
     Index("uq_leases_live_sample", "sample_id", unique=True, **_when("state = 'live'")),
     Index("ix_leases_state", "state", "deadline"),
     Index("ix_leases_worker", "worker_id", "state"),
+    Index("ix_leases_shadow", "hardware", **_when("shadow")),
 )
 
 rollouts = Table(
@@ -176,6 +195,7 @@ rollouts = Table(
     Column("verifier", String(64)),
     Column("claim_deadline", Float),
     Column("attempts", Integer, nullable=False, default=0),
+    Column("precision", String(16), nullable=False, default="bf16", server_default="bf16"),
     UniqueConstraint("lease_id"),
     # One rollout per sample that is under way or used: rejected and dropped ones make room for another attempt.
     Index("uq_rollouts_live_sample", "sample_id", unique=True, **_when("state NOT IN ('rejected', 'dropped')")),

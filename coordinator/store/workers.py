@@ -8,14 +8,25 @@ from sqlalchemy import Row, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.store.tables import ledger, workers
+from protocol.declaration import Declaration
 from protocol.ledger import Entry, EntryKind, Standing, fold
 
 
 async def register(
-    connection: AsyncConnection, *, worker_id: str, name: str, hardware: str, software: str, address: str, at: float
+    connection: AsyncConnection,
+    *,
+    worker_id: str,
+    name: str,
+    hardware: str,
+    software: str,
+    address: str,
+    at: float,
+    declared: Declaration | None = None,
 ) -> None:
-    """Make a worker known, or refresh what it says about itself."""
+    """Make a worker known, or refresh what it says about itself. `declared`: None leaves what it declared before."""
     values = {"name": name, "hardware": hardware, "software": software, "address": address, "last_seen_at": at}
+    if declared is not None:
+        values |= {"precision": declared.precision, "hardware_class": declared.hardware}
     changed = await connection.execute(update(workers).where(workers.c.worker_id == worker_id).values(**values))
     if changed.rowcount == 0:
         await connection.execute(
@@ -31,6 +42,13 @@ async def register(
                 **values,
             )
         )
+
+
+async def declared(connection: AsyncConnection, worker_id: str) -> Declaration | None:
+    """What the worker declared last, None if it never registered."""
+    columns = select(workers.c.precision, workers.c.hardware_class).where(workers.c.worker_id == worker_id)
+    row = (await connection.execute(columns)).first()
+    return None if row is None else Declaration(row.precision, row.hardware_class)
 
 
 async def seen(connection: AsyncConnection, worker_id: str, at: float) -> None:

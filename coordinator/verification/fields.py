@@ -35,6 +35,13 @@ def tables(value: Any, where: str) -> list[Any]:
     return list(value)
 
 
+def texts(value: Any, where: str) -> tuple[str, ...]:
+    """A list of texts. Raises UserError if it is anything else."""
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+        raise UserError(f"{where} must be a list of texts")
+    return tuple(value)
+
+
 def _number(value: Any, kind: str, where: str, signed: bool) -> Any:
     if kind not in ("int", "float", "str"):
         return value

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from coordinator import audit
-from coordinator.config import RunFile, model_shape
+from coordinator.config import RunFile, VerificationSection, model_shape
 from coordinator.store.rollouts import PendingRollout
-from coordinator.verification.checks import Claim, run_checks
+from coordinator.verification.checks import run_checks
+from coordinator.verification.classes import classes_of
+from coordinator.verification.examination import ExaminerSettings, inconclusive
+from coordinator.verification.guard import Guard, GuardLimits
 from coordinator.verification.pooled import Pooled
-from coordinator.verification.prefill import PrefillResult
-from coordinator.verification.resident import PrefillRequest, ResidentModels, prefill_rollouts
-from coordinator.verification.thresholds import thresholds_of
 from environments.sandbox import Scorer
 from protocol.errors import OurFault, RollswarmError, SourceFault, UserError
-from protocol.rollout import Author, Outcome, RejectionReason, SamplingParams, Task, Verdict, VersionSpan
+from protocol.ledger import STATISTICAL
+from protocol.rollout import Author, Outcome, Task, Verdict, VersionSpan
 
 log = logging.getLogger(__name__)
-
-# Failures that numerics alone might explain.
-_STATISTICAL = frozenset(
-    {RejectionReason.PROOF, RejectionReason.LOGPROB, RejectionReason.SEED, RejectionReason.TERMINATION}
-)
 
 _SECOND_LOOKS = 2
 
@@ -52,29 +44,25 @@ class Judge:
         self._scorer = scorer
         self._decode = decode
         self._fetch = fetch
-        self._settings = run_file.verification
         self.audit_floor = run_file.verification.audit_fraction  # an operator may change it while the run goes on
-        self._sampling = run_file.sampling
         self._environments = {section.name: section for section in run_file.environments}
-        self._vocab_size, self._hidden_size = model_shape(run_file.model.path)
-        self._thresholds = thresholds_of(self._settings)
+        self._examined_by = examiner_settings(run_file, device)
+        self._guard = Guard(self._examined_by, guard_limits(run_file.verification))
         self._folders: dict[str, Path] = {}
-        self._models = self._resident(getattr(torch, self._settings.dtype), self._settings.resident_versions, device)
-        self._exact_models = self._resident(torch.float32, 1, device)
-
-    def _resident(self, dtype: torch.dtype, versions: int, device: str) -> ResidentModels:
-        """Nothing is loaded before it is needed."""
-        return ResidentModels(lambda digest: self._folders[digest], max_resident=versions, dtype=dtype, device=device)
 
     @property
-    def pooled(self) -> Pooled:
-        """The tests over many rollouts."""
-        return self._thresholds.pooled
+    def pooled(self) -> dict[str, Pooled]:
+        """For each precision class, the tests over many rollouts."""
+        return {name: thresholds.pooled for name, thresholds in self._examined_by.classes.items()}
+
+    async def close(self) -> None:
+        """End the process that examines. Safe to call twice."""
+        await self._guard.close()
 
     async def warm_up(self, version: int, manifest_digest: str) -> None:
         """Load a version before the first rollout asks for it. Raises SourceFault or OurFault if it can't be had."""
         await self._fetch_span(VersionSpan(version, manifest_digest, 0, 1))
-        await asyncio.to_thread(self._models.activate, manifest_digest)
+        await self._guard.warm_up(manifest_digest, self._folders[manifest_digest])
 
     async def judge(self, pending: Sequence[PendingRollout]) -> dict[str, Verdict]:
         """A verdict for each rollout id."""
@@ -82,7 +70,7 @@ class Judge:
         audited: list[PendingRollout] = []
         for item in pending:
             try:
-                screened = run_checks(self.claim(item), None, self._thresholds)
+                screened = run_checks(self._examined_by.claim(item), None, self._examined_by.thresholds(item))
             except RollswarmError as error:
                 screened = inconclusive(error)
             if screened.outcome is Outcome.ACCEPTED and self.is_audited(item):
@@ -91,17 +79,6 @@ class Judge:
                 found[item.rollout_id] = screened
         found |= await self._audit(audited)
         return await self._with_rewards(pending, found)
-
-    def claim(self, item: PendingRollout) -> Claim:
-        """The rollout beside what our side knows of it."""
-        return Claim(
-            rollout=item.rollout,
-            prompt_token_ids=item.prompt_token_ids,
-            sampling=SamplingParams(self._sampling.temperature, item.max_tokens, self._sampling.eos_token_ids),
-            seed=item.seed,
-            vocab_size=self._vocab_size,
-            hidden_size=self._hidden_size,
-        )
 
     def is_audited(self, item: PendingRollout) -> bool:
         """By the worker's standing, and drawn by a secret that no worker can know before its receipt."""
@@ -118,35 +95,26 @@ class Judge:
         ready, found = await self._with_weights(items)
         if not ready:
             return found
-        found |= await self._measured(ready, self._models)
-        for doubtful in _by_worker(item for item in ready if found[item.rollout_id].reason in _STATISTICAL):
+        found |= await self._guard.examine(ready, self._folders_of(ready))
+        for doubtful in _by_worker(item for item in ready if found[item.rollout_id].reason in STATISTICAL):
             found |= await self._second_look(doubtful)
         return found
 
     async def _second_look(self, doubtful: Sequence[PendingRollout]) -> dict[str, Verdict]:
-        """A statistical failure counts as evidence only if exact arithmetic (float32) fails it too.
+        """A statistical failure counts as evidence only if exact arithmetic (float32; vLLM: another batch) fails it too.
 
         A cheat's failures are many and alike: where the first few of one worker stand, the others stand unseen.
         """
-        found = await self._measured(doubtful[:_SECOND_LOOKS], self._exact_models)
+        folders = self._folders_of(doubtful)
+        found = await self._guard.examine(doubtful[:_SECOND_LOOKS], folders, exact=True)
         rest = doubtful[_SECOND_LOOKS:]
         if rest and any(verdict.outcome is not Outcome.REJECTED for verdict in found.values()):
-            found |= await self._measured(rest, self._exact_models)
+            found |= await self._guard.examine(rest, folders, exact=True)
         return found
 
-    async def _measured(self, items: Sequence[PendingRollout], models: ResidentModels) -> dict[str, Verdict]:
-        """Verdicts by these models. If the batch fails, each is tried alone, so that none takes others down with it."""
-        try:
-            measured = await asyncio.to_thread(self._prefill, items, models)
-        except OurFault as error:
-            if len(items) == 1:
-                return {items[0].rollout_id: inconclusive(error)}
-            log.warning("a batch failed (%s); trying its rollouts one by one", error, extra={"action": "prefill_error"})
-            alone: dict[str, Verdict] = {}
-            for item in items:
-                alone |= await self._measured([item], models)
-            return alone
-        return {item.rollout_id: self._check(item, measured[item.rollout_id]) for item in items}
+    def _folders_of(self, items: Sequence[PendingRollout]) -> dict[str, Path]:
+        digests = {span.manifest_digest for item in items for span in item.rollout.spans}
+        return {digest: self._folders[digest] for digest in digests}
 
     async def _with_weights(self, items: Sequence[PendingRollout]) -> tuple[list[PendingRollout], dict[str, Verdict]]:
         """Those whose versions are on disk now, and verdicts for the others."""
@@ -176,26 +144,6 @@ class Judge:
             except UserError as error:  # the disk is full: the operator's to mend, and no reason to end
                 raise OurFault(str(error)) from error
 
-    def _prefill(self, items: Sequence[PendingRollout], models: ResidentModels) -> Mapping[Any, PrefillResult]:
-        requests = [
-            PrefillRequest(
-                item.rollout_id,
-                item.prompt_token_ids,
-                item.rollout.token_ids,
-                item.seed,
-                self._sampling.temperature,
-                item.rollout.spans,
-            )
-            for item in items
-        ]
-        return prefill_rollouts(requests, models)
-
-    def _check(self, item: PendingRollout, measured: PrefillResult) -> Verdict:
-        try:
-            return run_checks(self.claim(item), measured, self._thresholds)
-        except RollswarmError as error:
-            return inconclusive(error)
-
     async def _with_rewards(
         self, pending: Sequence[PendingRollout], found: Mapping[str, Verdict]
     ) -> dict[str, Verdict]:
@@ -222,9 +170,31 @@ class Judge:
         return await self._scorer.score(kind, section.params, task, text)
 
 
-def inconclusive(error: Exception) -> Verdict:
-    """Ours or an environment's failure."""
-    return Verdict(Outcome.INCONCLUSIVE, detail=f"{getattr(error, 'fault', 'us')}: {error}", audited=False)
+def examiner_settings(run_file: RunFile, device: str) -> ExaminerSettings:
+    """What a run's rollouts are measured with and held to. Raises UserError if thresholds or the model can't be read."""
+    settings = run_file.verification
+    vocab_size, hidden_size = model_shape(run_file.model.path)
+    return ExaminerSettings(
+        temperature=run_file.sampling.temperature,
+        eos_token_ids=run_file.sampling.eos_token_ids,
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        classes=classes_of(settings),
+        dtype=settings.dtype,
+        resident_versions=settings.resident_versions,
+        threads=settings.threads,
+        device=device,
+        engine=settings.engine,
+        max_model_len=run_file.server.max_prompt_tokens + run_file.max_tokens,
+        kv_cache_gib=settings.kv_cache_gib,
+        tensor_parallel=settings.tensor_parallel,
+    )
+
+
+def guard_limits(settings: VerificationSection) -> GuardLimits:
+    """The limits that a run sets to one examination."""
+    memory = None if settings.memory_gib is None else int(settings.memory_gib * (1 << 30))
+    return GuardLimits(settings.time_limit_s, memory)
 
 
 def _by_worker(items: Iterable[PendingRollout]) -> list[list[PendingRollout]]:

@@ -2,7 +2,7 @@
 
 claim    consumes pending rollouts (and those whose verifier died)   waits for the database, asked again
 weights  fetches the versions that the claim names, by SHARDCAST     a version that can't be had: INCONCLUSIVE
-prefill  measures all rollouts of the claim, in a thread             a failure is ours: INCONCLUSIVE
+examine  prefills and checks the claim's rollouts, in a child        a failure or a death of it is ours: INCONCLUSIVE
 reward   asks the scorer, a process without privileges or secrets    an environment that fails: INCONCLUSIVE
 write    one transaction per verdict                                 only while the claim is still ours
 """
@@ -38,9 +38,6 @@ _KEEP_VERSIONS = 2  # beyond those that staleness admits
 
 async def run_verifier(run_file: RunFile, *, cache: Path, device: str, stop: asyncio.Event) -> None:
     """Verify until `stop` is set. Raises UserError if the run or the model can't be used."""
-    import torch
-
-    torch.set_num_threads(run_file.verification.threads)
     db = Database.open(run_file.run.database)
     try:
         run = await _wait_for_run(db, stop)
@@ -62,9 +59,12 @@ async def run_verifier(run_file: RunFile, *, cache: Path, device: str, stop: asy
                     fetch=client.fetch,
                     device=device,
                 )
-                verifier = Verifier(db, judge, run_file)
-                print(f"ready verifier={verifier.name}", flush=True)
-                await verifier.run(stop, client)
+                try:
+                    verifier = Verifier(db, judge, run_file)
+                    print(f"ready verifier={verifier.name}", flush=True)
+                    await verifier.run(stop, client)
+                finally:
+                    await judge.close()
             finally:
                 await scorer.close()
     finally:

@@ -11,12 +11,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
 from coordinator.verification.layout import PrefillItem
 from coordinator.verification.prefill import PrefillModel, PrefillResult
-from coordinator.verification.weights import State
 from protocol.errors import OurFault, RollswarmError
 from protocol.rollout import VersionSpan
 
@@ -46,11 +46,28 @@ class PrefillRequest:
         )
 
 
+class Prefills(Protocol):
+    """What measures claimed tokens under one version at a time: PrefillModel, or an engine of another kind."""
+
+    def read(self, folder: Path) -> Any:
+        """Another version of this model, as `put` takes it."""
+        ...
+
+    def put(self, state: Any) -> None:
+        """Compute with that version from now on."""
+        ...
+
+    def prefill(self, items: Sequence[PrefillItem]) -> list[PrefillResult]:
+        """Measure all items, in their order."""
+        ...
+
+
 class ResidentModels:
     """Versions of one model by manifest digest, the least recently used forgotten first.
 
     `folder_of(digest)` returns a verified local folder of that version, or raises. `dtype`, `device` and the budgets
-    are the PrefillModel's. Memory: one module plus `max_resident` times the published weights.
+    are the PrefillModel's; `build(folder)` makes what computes instead. Memory: one module plus `max_resident` times the
+    published weights.
     """
 
     def __init__(
@@ -60,15 +77,16 @@ class ResidentModels:
         max_resident: int,
         dtype: torch.dtype = torch.bfloat16,
         device: str = "cpu",
+        build: Callable[[Path], Prefills] | None = None,
         **budgets: int,
     ) -> None:
         if max_resident < 1:
             raise ValueError(f"at least one version must be resident, not {max_resident}")
         self._folder_of = folder_of
         self._max_resident = max_resident
-        self._build = lambda folder: PrefillModel(folder, dtype=dtype, device=device, **budgets)
-        self._model: PrefillModel | None = None
-        self._states: OrderedDict[str, State] = OrderedDict()
+        self._build = build or (lambda folder: PrefillModel(folder, dtype=dtype, device=device, **budgets))
+        self._model: Prefills | None = None
+        self._states: OrderedDict[str, Any] = OrderedDict()
         self._active: str | None = None
 
     @property
@@ -81,7 +99,7 @@ class ResidentModels:
         """Digests in memory, the next to be forgotten first."""
         return tuple(self._states)
 
-    def activate(self, manifest_digest: str) -> PrefillModel:
+    def activate(self, manifest_digest: str) -> Prefills:
         """The model, computing with that version."""
         if self._model is None:
             self._model = self._build(self._folder_of(manifest_digest))
@@ -92,7 +110,7 @@ class ResidentModels:
             self._active = manifest_digest
         return self._model
 
-    def _state(self, model: PrefillModel, manifest_digest: str) -> State:
+    def _state(self, model: Prefills, manifest_digest: str) -> Any:
         if manifest_digest not in self._states:
             state = model.read(self._folder_of(manifest_digest))
             while len(self._states) >= self._max_resident:

@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.verification.fields import checked, tables
+from coordinator.verification.fields import checked, tables, texts
 from coordinator.verification.pooled import COMPARISONS, DEFAULT_POOLED, Pooled
 from protocol.errors import UserError
 
 if TYPE_CHECKING:
     from coordinator.config import VerificationSection
 
-_OPTIONAL = frozenset({"pooled"})
+_OPTIONAL = frozenset({"pooled", "hardware"})
 _SIGNED = frozenset({"eos_logprob_min"})
 
 
@@ -51,6 +51,7 @@ class Thresholds:
     token may lose the seed replay, once and per token on average. `eos_logprob_min`: an EOS less likely than that ends
     no honest rollout (a seeded draw hits it once in exp(-eos_logprob_min) positions). `source`: the evidence, in words.
     `pooled`: tests over all of a worker's rollouts; without them, workers are still compared with one another.
+    `hardware`: the hardware classes that they were measured on, which need no shadow.
     """
 
     chunks: tuple[ChunkThresholds, ...]
@@ -61,6 +62,7 @@ class Thresholds:
     eos_logprob_min: float
     source: str
     pooled: Pooled = COMPARISONS
+    hardware: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         starts = [chunk.tokens_min for chunk in self.chunks]
@@ -87,6 +89,8 @@ class Thresholds:
             ChunkThresholds(**checked(chunk, ChunkThresholds, f"thresholds: chunks[{index}]"))
             for index, chunk in enumerate(tables(values["chunks"], "thresholds: chunks"))
         )
+        if "hardware" in values:
+            values["hardware"] = texts(values["hardware"], "thresholds: hardware")
         if "pooled" in values:
             values["pooled"] = Pooled.from_mapping(values["pooled"])
         return cls(**values)

@@ -78,16 +78,16 @@ class Block:
     content_size: int = 0
     plain: bytes | memoryview = b""
 
-    def to_bytes(self) -> bytes:
-        """As the blob has it."""
+    def pieces(self) -> list[bytes | memoryview]:
+        """As the blob has it, one after the other: nothing is copied."""
         start = BLOCK.pack(self.kind, 0, self.file, self.size, self.offset)
         if self.kind is Kind.WORDS:
             assert self.head is not None
             head = (self.head.threshold, self.head.gap_shift, 0, self.head.gap_count)
-            return start + WORDS.pack(*head, len(self.frame), self.content_size) + bytes(self.frame)
+            return [start + WORDS.pack(*head, len(self.frame), self.content_size), self.frame]
         if self.kind in (Kind.XOR, Kind.RAW, Kind.PLANES):
-            return b"".join((start, FRAME.pack(len(self.frame)), self.frame, self.plain))
-        return start
+            return [start + FRAME.pack(len(self.frame)), self.frame, self.plain]
+        return [start]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ trainer runs this beside its next step.
 from __future__ import annotations
 
 import hashlib
-import io
 import struct
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -66,8 +65,10 @@ def encode_delta(
     with path.open("wb") as file:
         at = file.write(HEAD.pack(MAGIC, span, len(sections)) + bytes(4 * len(sections)))
         for section in _in_order(encoder, len(sections), threads):
-            table += struct.pack("<I", len(section))
-            at += file.write(section)
+            size = sum(map(len, section))
+            table += struct.pack("<I", size)
+            file.writelines(section)
+            at += size
             if at > limit:
                 raise DeltaTooLargeError(f"over {limit} bytes")
         file.seek(HEAD.size)
@@ -105,7 +106,7 @@ def _shards_of(path: Path, shard_bytes: int) -> tuple[int, Digest, tuple[BlobSha
     return offset, tree_digest(shard.digest for shard in shards), tuple(shards)
 
 
-def _in_order(encoder: _Encoder, count: int, threads: int) -> Iterator[bytes]:
+def _in_order(encoder: _Encoder, count: int, threads: int) -> Iterator[list[bytes | memoryview]]:
     if threads == 1:
         yield from map(encoder.section, range(count))
         return
@@ -121,8 +122,8 @@ class _Encoder:
         self._sections = sections
         self._runs = _plan(base, target)
 
-    def section(self, index: int) -> bytes:
-        """The blocks of a section."""
+    def section(self, index: int) -> list[bytes | memoryview]:
+        """The blocks of a section, in pieces."""
         place = self._sections[index]
         pieces = pieces_of(self._runs[place.file], place.offset, place.offset + place.size, MAX_BLOCK_BYTES)
         blocks: list[Block] = []
@@ -130,10 +131,7 @@ class _Encoder:
             _append(blocks, self._block(place.file, piece))
         if len(blocks) > MAX_BLOCKS:
             raise DeltaTooLargeError(f"section {index} would need {len(blocks)} blocks")
-        out = io.BytesIO()
-        for block in blocks:
-            out.write(block.to_bytes())
-        return out.getvalue()
+        return [piece for block in blocks for piece in block.pieces()]
 
     def _block(self, file: int, piece: Run) -> Block:
         new = self._target.mapped(file, piece.offset, piece.size)

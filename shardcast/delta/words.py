@@ -32,7 +32,7 @@ MAX_WORDS = 4 * 2**20  # of one block: bounds the memory of either side
 _MAGNITUDE = np.uint16(0x7FFF)
 _EXPONENT_SHIFT = 7
 _CLASSES = 256
-_FLAG_COST = 0.1  # bits by which the flag of one word must be worth the time
+_FLAG_COST = 0.5  # bits by which the flag of one word must be worth the time
 _SAMPLE = 1024  # words: shares are estimated from runs of so many, …
 _SAMPLED_ONE_IN = 32  # … one in so many, …
 _SAMPLED_FROM = 65_536  # … or all of a shorter block
@@ -70,7 +70,7 @@ def encode_words(base: Words, target: Words) -> tuple[WordsHead, list[Bytes]] | 
     parts = [
         *_cut(np.packbits(sorted_flags), np.cumsum(present) // 8),
         *_gap_parts(gaps, shift),
-        *_difference_parts(base.take(order), target.take(order)),
+        *_difference_parts(base.take(order), target.take(order), len(order) - len(large)),
     ]
     return WordsHead(threshold, shift, len(large)), parts
 
@@ -247,20 +247,23 @@ def _read_gaps(head: WordsHead, parts: Parts, count: int) -> Places:
     return places
 
 
-def _difference_parts(base: Words, target: Words) -> list[Bytes]:
-    """Signs; which differences exceed one unit; and by how much, low bytes and high bytes apart."""
+def _difference_parts(base: Words, target: Words, small: int) -> list[Bytes]:
+    """Signs; which differences exceed one unit; and by how much, low bytes and high bytes apart.
+
+    The first `small` words are sorted by exponent: where it changes, statistics do.
+    """
     difference = (ordered(target) - ordered(base)).view(np.int16)
     zigzag = ((difference << 1) ^ (difference >> 15)).view(np.uint16)
     excess = (zigzag - np.uint16(1)) >> 1
     big = excess > 0
-    exponents = _exponents(base)
-    starts = np.flatnonzero(exponents[1:] != exponents[:-1]) + 1
+    exponents = _exponents(base[:small])
+    starts = np.append(np.flatnonzero(exponents[1:] != exponents[:-1]) + 1, small)[: len(base)]
     before = np.cumsum(big, dtype=np.int64)
     over = (excess[big] - np.uint16(1)).astype("<u2").view(np.uint8).reshape(-1, 2)
     return [
         np.packbits((zigzag & np.uint16(1)).astype(np.bool_)),
         *_cut(np.packbits(big), starts // 8),
-        *_cut(np.ascontiguousarray(over[:, 0]), before[starts - 1]),
+        *_cut(np.ascontiguousarray(over[:, 0]), before[np.maximum(starts, 1) - 1]),
         np.ascontiguousarray(over[:, 1]),
     ]
 

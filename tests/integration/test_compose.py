@@ -44,6 +44,12 @@ def _set_up(folder: Path) -> Path:
     (run / "calibration" / "thresholds.toml").write_text(to_toml(DEFAULTS))
     (run / "run.toml").write_text(setup.with_settings((run / "run.toml").read_text(), _SMALL))
     setup.give_to_containers(run)
+    # As a public certificate would be put there.
+    public = run / "public-tls"
+    public.mkdir()
+    for source, target in (("server.pem", "fullchain.pem"), ("server.key", "privkey.pem")):
+        (public / target).write_bytes((run / "tls" / source).read_bytes())
+        os.chown(public / target, 101, 101)
     return run
 
 
@@ -77,6 +83,39 @@ def test_every_service_starts_as_the_compose_file_says_and_a_rollout_is_trained(
         assert services.stop("worker") == 0, services.last_words("worker")
         for name in ("postgres", "coordinator", "origin", "relay"):
             assert services.healthy(name), services.last_words(name)
+        _look_from_outside(services)
+
+
+def _look_from_outside(services: Composition) -> None:
+    """Prometheus sees all three by its own configuration, and the proxy serves status page and weights, but no metrics."""
+    services.start("proxy")
+    services.start("prometheus")
+    services.wait("Prometheus scrapes everything", lambda: _ask(services, _TARGETS) == "coordinator origin relay", 300)
+    services.wait("the proxy answers", lambda: _ask(services, _PAGES.format(host=_HOST)) == "200 200 404", 300)
+
+
+_TARGETS = """
+import json, urllib.request as u
+found = json.load(u.urlopen("http://127.0.0.1:9090/api/v1/targets"))["data"]["activeTargets"]
+print(*sorted(each["labels"]["job"] for each in found if each["health"] == "up"))
+"""
+_PAGES = """
+import urllib.error, urllib.request as u
+def status(path):
+    try:
+        return u.urlopen("https://{host}:8443" + path).status
+    except urllib.error.HTTPError as error:
+        return error.code
+print(status("/"), status("/v1/head"), status("/metrics"))
+"""
+
+
+def _ask(services: Composition, program: str) -> str:
+    """Run a program where the services are; "" while it fails."""
+    try:
+        return services.execute("origin", ["python", "-c", program]).strip()
+    except AssertionError:
+        return ""
 
 
 def _query(services: Composition, statement: str) -> str:

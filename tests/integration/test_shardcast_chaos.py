@@ -235,7 +235,7 @@ async def publish_all(
     rng = random.Random(SEED)
     for number in range(1, VERSIONS + 1):
         await misfortune(rng, relays, proxies, liar)
-        made = make_version(world.folder / f"made{number}", number, shards=24)
+        made = make_version(world.folder / f"made{number}", number, shards=24, packed=number % 2 == 0)
         world.truth[number] = Version(made.folder.with_name(f"truth{number}"), made.manifest, made.envelope)
         await asyncio.to_thread(copy_tree, made.folder, world.truth[number].folder)
         liar.version = world.truth[number]

@@ -83,6 +83,10 @@ class Loss(ABC):
         """M, where `needs` names other tokens at each place."""
         return 0
 
+    def uses_advantages(self) -> bool:
+        """Whether groups without an advantage teach nothing."""
+        return True
+
     def denominator(self, mask_BT: torch.Tensor, staleness_BT: torch.Tensor) -> float:
         """This batch's share of the step's denominator, for the loss alone."""
         return Objective(self).denominator(mask_BT, staleness_BT)
@@ -140,8 +144,12 @@ class Objective:
 
     def needs(self) -> frozenset[Need]:
         """What the step must supply."""
-        needs = [part.needs() for part in (self.loss, *self.modifiers)]
-        return frozenset().union(*needs, *(part.needs() for part in self.regularizers))
+        needs = self.loss.needs()
+        for modifier in self.modifiers:
+            needs |= modifier.needs()
+        for regularizer in self.regularizers:
+            needs |= regularizer.needs()
+        return needs
 
     def alternatives(self) -> int:
         """How many other tokens at each place the step must supply."""

@@ -6,7 +6,8 @@ q is the teacher; the actions j are the sampled token itself (`sampled`), M draw
 policy's M likeliest tokens (`top_k`), or M draws of the teacher (`teacher`). A is computed from `new` of now; `stale` computes
 it from the sampler's log-probs. Neither is clipped; `clip` adds PPO's clip: the 2 × 2 of AsyncOPD. `top_k` sums
 p (log p − log q) over the set with its own gradient, without renormalizing: the tail counts as matched. `teacher` is
-the forward KL, −mean_j new_j. The run's advantages are not used. Source: AsyncOPD (2026).
+the forward KL, −mean_j new_j. The run's advantages are not used, and no group is dropped for having none.
+Source: AsyncOPD (2026).
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ class Opd(Loss):
 
     def needs(self) -> frozenset[Need]:
         return frozenset(_NEEDS[self.actions])
+
+    def uses_advantages(self) -> bool:
+        return False
 
     def alternatives(self) -> int:
         return 0 if self.actions == "sampled" else self.count

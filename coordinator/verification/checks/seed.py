@@ -10,7 +10,7 @@ from coordinator.verification.checks.base import CheckResult, Claim
 from coordinator.verification.pooled import NEAR_TIE_NATS, NEAR_TIES, NEAR_TIES_LOST, SEED_MARGIN
 from coordinator.verification.pooling import Statistic
 from coordinator.verification.thresholds import Thresholds
-from protocol.rollout import RejectionReason
+from protocol.rollout import SEED_MARGIN_MEAN, RejectionReason
 
 if TYPE_CHECKING:
     from coordinator.verification.prefill import PrefillResult
@@ -37,14 +37,14 @@ class SeedCheck:
             True,
             metrics={
                 "seed_margin_max": float(margins_T.max()),
-                "seed_margin_mean": total / tokens,
+                SEED_MARGIN_MEAN: total / tokens,
                 "seed_mismatches": float(np.count_nonzero(margins_T)),
                 NEAR_TIES: float(np.count_nonzero(near_T)),
                 NEAR_TIES_LOST: float(np.count_nonzero(near_T & (margins_T > 0.0) & (margins_T <= NEAR_TIE_NATS))),
             },
             admitted={
                 "seed_margin_max": self._thresholds.seed_margin_max,
-                "seed_margin_mean": admitted / tokens,
+                SEED_MARGIN_MEAN: admitted / tokens,
             },
             statistics=(Statistic(SEED_MARGIN, total / tokens, tokens),),
         )

@@ -23,31 +23,45 @@ class GetChallengeResponse(_message.Message):
     challenge: bytes
     def __init__(self, challenge: _Optional[bytes] = ...) -> None: ...
 
+class Declaration(_message.Message):
+    __slots__ = ("challenge", "precision", "hardware")
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
+    HARDWARE_FIELD_NUMBER: _ClassVar[int]
+    challenge: bytes
+    precision: str
+    hardware: str
+    def __init__(self, challenge: _Optional[bytes] = ..., precision: _Optional[str] = ..., hardware: _Optional[str] = ...) -> None: ...
+
 class RegisterRequest(_message.Message):
-    __slots__ = ("challenge", "name", "hardware", "software", "invite", "work_nonce")
+    __slots__ = ("challenge", "name", "hardware", "software", "invite", "work_nonce", "declaration")
     CHALLENGE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     HARDWARE_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     INVITE_FIELD_NUMBER: _ClassVar[int]
     WORK_NONCE_FIELD_NUMBER: _ClassVar[int]
+    DECLARATION_FIELD_NUMBER: _ClassVar[int]
     challenge: _common_pb2.SignedEnvelope
     name: str
     hardware: str
     software: str
     invite: str
     work_nonce: int
-    def __init__(self, challenge: _Optional[_Union[_common_pb2.SignedEnvelope, _Mapping]] = ..., name: _Optional[str] = ..., hardware: _Optional[str] = ..., software: _Optional[str] = ..., invite: _Optional[str] = ..., work_nonce: _Optional[int] = ...) -> None: ...
+    declaration: _common_pb2.SignedEnvelope
+    def __init__(self, challenge: _Optional[_Union[_common_pb2.SignedEnvelope, _Mapping]] = ..., name: _Optional[str] = ..., hardware: _Optional[str] = ..., software: _Optional[str] = ..., invite: _Optional[str] = ..., work_nonce: _Optional[int] = ..., declaration: _Optional[_Union[_common_pb2.SignedEnvelope, _Mapping]] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
-    __slots__ = ("token", "token_lifetime_s", "run_id")
+    __slots__ = ("token", "token_lifetime_s", "run_id", "notice")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     TOKEN_LIFETIME_S_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
     token: str
     token_lifetime_s: int
     run_id: str
-    def __init__(self, token: _Optional[str] = ..., token_lifetime_s: _Optional[int] = ..., run_id: _Optional[str] = ...) -> None: ...
+    notice: str
+    def __init__(self, token: _Optional[str] = ..., token_lifetime_s: _Optional[int] = ..., run_id: _Optional[str] = ..., notice: _Optional[str] = ...) -> None: ...
 
 class AcquireLeasesRequest(_message.Message):
     __slots__ = ("max_leases", "policy_version", "wait_ms")
@@ -142,7 +156,7 @@ class ReturnLeasesResponse(_message.Message):
     def __init__(self, returned: _Optional[int] = ...) -> None: ...
 
 class RolloutPayload(_message.Message):
-    __slots__ = ("run_id", "lease_id", "sample_id", "segments", "logprobs", "spans", "proofs", "stop_reason")
+    __slots__ = ("run_id", "lease_id", "sample_id", "segments", "logprobs", "spans", "proofs", "stop_reason", "precision")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +165,7 @@ class RolloutPayload(_message.Message):
     SPANS_FIELD_NUMBER: _ClassVar[int]
     PROOFS_FIELD_NUMBER: _ClassVar[int]
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     lease_id: str
     sample_id: str
@@ -159,7 +174,8 @@ class RolloutPayload(_message.Message):
     spans: _containers.RepeatedCompositeFieldContainer[_common_pb2.VersionSpan]
     proofs: _containers.RepeatedCompositeFieldContainer[SpanProofs]
     stop_reason: _common_pb2.StopReason
-    def __init__(self, run_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., sample_id: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[_common_pb2.Segment, _Mapping]]] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[_common_pb2.VersionSpan, _Mapping]]] = ..., proofs: _Optional[_Iterable[_Union[SpanProofs, _Mapping]]] = ..., stop_reason: _Optional[_Union[_common_pb2.StopReason, str]] = ...) -> None: ...
+    precision: str
+    def __init__(self, run_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., sample_id: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[_common_pb2.Segment, _Mapping]]] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[_common_pb2.VersionSpan, _Mapping]]] = ..., proofs: _Optional[_Iterable[_Union[SpanProofs, _Mapping]]] = ..., stop_reason: _Optional[_Union[_common_pb2.StopReason, str]] = ..., precision: _Optional[str] = ...) -> None: ...
 
 class SpanProofs(_message.Message):
     __slots__ = ("chunks",)

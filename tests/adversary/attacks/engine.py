@@ -19,6 +19,10 @@ class CheatingEngine:
         self.cheat = cheat
         self._scratch = tempfile.TemporaryDirectory(prefix="cheater-")
 
+    @property
+    def build(self) -> str:
+        return self._inner.build
+
     async def start(self, weights: Weights) -> None:
         await self._inner.start(self._tampered(weights))
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import benchmarks.staleness.lab as lab
-from benchmarks.staleness.__main__ import load, missing
 from benchmarks.staleness.lab import Setting, train
 from benchmarks.staleness.report import draw, kept, summary, table
+from benchmarks.staleness.runs import load, missing, parsed
 from benchmarks.staleness.task import TOKENS, rewards, tasks
 from trainer.losses import make_objective
 
@@ -84,6 +84,11 @@ def test_parts_add_up_and_another_setting_is_refused(tmp_path: Path) -> None:
     assert load(path, SMALL)["runs"] == RUNS
     with pytest.raises(SystemExit, match="another --out"):
         load(path, Setting())
+
+
+def test_an_objective_may_be_given_parameters() -> None:
+    assert parsed("ipo") == ("ipo", {})
+    assert parsed("ipo:epsilon=0.1,tau=0") == ("ipo", {"epsilon": 0.1, "tau": 0.0})
 
 
 def test_on_policy_all_policy_gradients_are_one_run() -> None:

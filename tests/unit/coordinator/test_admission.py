@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from coordinator.admission import Accepted, Limits, Refused, admit
 from protocol.lease import Commitment, Lease, LeaseState
+from protocol.ledger import BLAMELESS
 from protocol.rollout import (
     Author,
     RejectionReason,
@@ -190,3 +191,10 @@ def test_whatever_a_rollout_holds_the_door_decides_and_later_checks_can_rely_on_
     assert all(VERSIONS[span.version] == span.manifest_digest for span in rollout.spans)
     assert rollout.oldest_version >= head - 2 and max(rollout.token_ids) < VOCAB_SIZE
     assert all(rollout.loss_mask) and [len(p) for p in rollout.proofs] == [span.proof_count for span in rollout.spans]
+
+
+def test_a_precision_that_the_run_does_not_admit_is_refused_without_blame() -> None:
+    made = replace(make_rollout(LEASE.lease_id, LEASE.sample_id), precision="fp8")
+    reason, detail = refusal(decide(made))
+    assert reason is RejectionReason.PRECISION and reason in BLAMELESS and "admits bf16" in detail
+    assert decide(made, limits=Limits(RUN_ID, VOCAB_SIZE, HIDDEN_SIZE, 2, ("bf16", "fp8"))) == Accepted()

@@ -23,6 +23,7 @@ from coordinator.metrics import Metrics
 from coordinator.operate import invite
 from coordinator.service import TrainerService, WorkerService, poll
 from coordinator.store import tables as t
+from protocol.declaration import Declaration
 from protocol.errors import BadSignature, OurFault, UserError, WorkerFault
 from protocol.lease import Commitment
 from protocol.renewal import check_renewal
@@ -47,7 +48,7 @@ from tests.factories import (
     sign_rollout,
     version_digest,
 )
-from tests.stored_run import StoredRun
+from tests.stored_run import DECLARED, StoredRun
 
 TOKEN = "the-trainers-token"
 STRANGER = make_identity(50)
@@ -74,6 +75,7 @@ class Servers:
             run.db,
             run_id=RUN_ID,
             secret=SECRET,
+            joining=run.joining,
             leasing=run.leasing,
             intake=run.intake,
             temperature=TEMPERATURE,
@@ -99,13 +101,20 @@ class Servers:
             await self.listener.server.stop(grace_s)
             self.listener = None
 
-    def worker(self, identity: Identity = STRANGER, invite: str = "", **terms: Any) -> WorkerClient:
+    def worker(
+        self,
+        identity: Identity = STRANGER,
+        invite: str = "",
+        declaration: Declaration | None = DECLARED,
+        **terms: Any,
+    ) -> WorkerClient:
         client = WorkerClient(
             make_terms(grpc_endpoints=(f"127.0.0.1:{self.port}",), **terms),
             identity,
             name="w",
             hardware="h",
             software="s",
+            declaration=declaration,
             on_outage=self._note,
             invite=invite,
         )
@@ -344,6 +353,19 @@ async def test_the_trainer_pulls_reports_and_acknowledges(servers: Servers, trai
         await client.pull(batch=0, trainer_version=0, held=[], max_groups=2, wait_s=0.0)
 
 
+async def test_the_trainer_withdraws_versions(servers: Servers, trainer_port: int) -> None:
+    client = servers.trainer(trainer_port)
+    newest = (await client.state()).head_version or 0
+    await client.announce(make_version(newest + 1))
+    done = await client.withdraw(newest)
+    assert (done.next_version, done.withdrawn, done.purged) == (newest + 2, 1, 0)
+    assert (await client.state()).head_version == newest
+    with pytest.raises(UserError, match="withdrawn"):
+        await client.announce(make_version(newest + 1))
+    with pytest.raises(UserError, match="choose another"):
+        await client.withdraw(newest + 1)
+
+
 async def test_a_version_that_leaves_a_gap_is_refused(servers: Servers, trainer_port: int) -> None:
     with pytest.raises(UserError, match="the next policy version is 1"):
         await servers.trainer(trainer_port).announce(make_version(5))
@@ -468,7 +490,7 @@ async def test_a_compressed_message_is_refused(servers: Servers) -> None:
 
 
 async def test_a_run_by_invitation(servers: Servers) -> None:
-    servers.service._join = JoinRule("invite")
+    servers.run.joining._rule = JoinRule("invite")
     url = str(servers.run.db.engine.url)
     with pytest.raises(UserError, match="by invitation"):
         await servers.worker(make_identity(60)).register(patience_s=0.0)
@@ -483,7 +505,7 @@ async def test_a_run_by_invitation(servers: Servers) -> None:
 
 
 async def test_a_run_that_asks_for_work(servers: Servers) -> None:
-    servers.service._join = JoinRule("work", 8)
+    servers.run.joining._rule = JoinRule("work", 8)
     with pytest.raises(UserError, match="8 bits of work"):
         await servers.worker(make_identity(63)).register(patience_s=0.0)
     await servers.worker(make_identity(63), join="work", work_bits=8).register(patience_s=0.0)

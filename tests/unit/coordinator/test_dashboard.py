@@ -14,10 +14,11 @@ from coordinator.dashboard.access import Access
 from coordinator.dashboard.chart import line_chart
 from coordinator.dashboard.views import Views
 from coordinator.metrics import Metrics
-from coordinator.store import events
+from coordinator.store import events, hardware
 from coordinator.store import tables as t
 from coordinator.store.database import Database
 from coordinator.verification.pooled import ALERT, COMPARISONS, PROOF_MANTISSA, PooledClass, PooledTest
+from protocol.declaration import Declaration
 from protocol.rollout import RejectionReason
 from protocol.signing import Identity
 from protocol.terms import WELL_KNOWN_PATH, RunTerms, parse_terms
@@ -48,7 +49,7 @@ async def use(run: StoredRun, alice: Identity, bob: Identity) -> None:
     await run.work(bob, 1)
     await run.judge(rejected(RejectionReason.FORM, EVIL))
     await run.work(alice, 1)
-    await run.change(t.workers, name=EVIL, hardware=EVIL)
+    await run.change(t.workers, name=EVIL, hardware=EVIL, hardware_class=EVIL)
     await run.feeding.report(
         batch=0,
         trainer_version=0,
@@ -194,3 +195,23 @@ def test_a_chart_stays_in_its_box(values: list[float]) -> None:
 
 def test_nothing_to_draw_draws_nothing() -> None:
     assert line_chart([]) == ""
+
+
+async def test_kinds_of_hardware_and_precision_classes_are_shown(
+    client: TestClient[Any, Any], run: StoredRun, alice: Identity
+) -> None:
+    async with run.db.write() as connection:
+        await hardware.add(connection, EVIL, 1.0)
+    await run.join(alice, declared=Declaration(hardware=EVIL))
+    await run.work(alice, 1)
+    await run.judge(rejected())
+    status = await (await client.get("/api/v1/status")).json()
+    line = next(line for line in status["hardware"] if line["name"] == EVIL)
+    assert (line["state"], line["workers"], line["rejected"], line["rejections"]) == ("shadow", 1, 1, {"proof": 1})
+    assert status["precisions"] == {"bf16": 1}
+    assert [alert["action"] for alert in status["alerts"]] == ["shadow"]
+    page = await (await client.get("/")).text()
+    assert "<script>" not in page and "coordinator admit" in page
+    metrics = await (await client.get("/metrics")).text()
+    assert 'rollswarm_hardware_classes{state="shadow"} 1.0' in metrics
+    assert 'rollswarm_shadow_rollouts{outcome="rejected"} 1.0' in metrics

@@ -214,7 +214,8 @@ async def test_a_withdrawn_version_is_not_accepted_any_more(begin: Begin, alice:
     run = await begin(versions=2)
     lease = await run.lease_one(alice)
     await run.change(t.policy_versions, t.policy_versions.c.version == 1, withdrawn=True)
-    assert (await refused(run, alice, run.envelope(alice, lease, versions=(1,)))).reason == RejectionReason.VERSION
+    assert (await refused(run, alice, run.envelope(alice, lease, versions=(1,)))).reason == RejectionReason.STALE
+    assert (await run.standing(alice)).strikes == 0, "that it was withdrawn is not the worker's fault"
     await run.submit(alice, lease, versions=(0,))
 
 

@@ -30,6 +30,7 @@ async def test_a_rejected_worker_is_told_what_was_expected_and_what_came(run: St
         run.db,
         run_id=RUN_ID,
         secret=SECRET,
+        joining=run.joining,
         leasing=run.leasing,
         intake=run.intake,
         temperature=TEMPERATURE,

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import logging
+import sys
+from pathlib import Path
 
 import pytest
 
-from protocol.cli import run_app, set_up_logging
+from protocol.cli import build_of, run_app, set_up_logging
 from protocol.errors import OurFault, UserError
 
 
@@ -58,3 +60,23 @@ def test_a_log_line_carries_its_action_and_ids(capsys: pytest.CaptureFixture[str
     err = capsys.readouterr().err
     assert err.endswith("INFO worker.loop: stopped action=abort lease_id=abc\n")
     assert "chatter" not in err
+
+
+def test_the_version_tells_protocol_and_build(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["relay", "--version"])
+    run_app("relay", lambda: print("not asked"))
+    assert ", protocol 1, build " in capsys.readouterr().out
+
+
+def test_the_build_is_what_the_image_says_or_the_checkouts_commit(tmp_path: Path) -> None:
+    package = tmp_path / "protocol"
+    package.mkdir()
+    assert build_of(package) == "unknown"
+    (tmp_path / ".git" / "refs").mkdir(parents=True)
+    (tmp_path / ".git" / "HEAD").write_text("ref: refs/main\n")
+    (tmp_path / ".git" / "refs" / "main").write_text("0123456789abcdef\n")
+    assert build_of(package) == "0123456789ab"
+    (package / "BUILD").write_text("image-7\n")
+    assert build_of(package) == "image-7"

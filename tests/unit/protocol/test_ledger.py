@@ -4,8 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.ledger import BLAMELESS, FRAUD, Entry, EntryKind, Standing, entries_for_rejection, fold, is_newcomer
-from protocol.rollout import RejectionReason
+from protocol.ledger import (
+    BLAMELESS,
+    FRAUD,
+    Entry,
+    EntryKind,
+    Standing,
+    entries_for_rejection,
+    fold,
+    is_gross,
+    is_newcomer,
+)
+from protocol.rollout import SEED_MARGIN_MEAN, Outcome, RejectionReason, Verdict
 
 UNKNOWN = Standing()
 
@@ -63,3 +73,24 @@ def test_probation_ends_with_accepted_rollouts() -> None:
     assert is_newcomer(Standing(accepted=31), 32)
     assert not is_newcomer(Standing(accepted=32), 32)
     assert not is_newcomer(Standing(), 0)
+
+
+@pytest.mark.parametrize(
+    ("reason", "mean", "tokens", "gross"),
+    [
+        (RejectionReason.SEED, 1.9, 8, True),
+        (RejectionReason.SEED, 1.9, 2, False),  # one unlucky token of few
+        (RejectionReason.SEED, 0.5, 64, False),  # six times what is admitted would be
+        (RejectionReason.PROOF, 1.9, 8, False),
+        (RejectionReason.SEED, float("nan"), 8, False),
+    ],
+)
+def test_a_seed_that_is_grossly_wrong_is_fraud(reason: RejectionReason, mean: float, tokens: int, gross: bool) -> None:
+    verdict = Verdict(Outcome.REJECTED, reason, metrics={SEED_MARGIN_MEAN: mean}, admitted={SEED_MARGIN_MEAN: 0.11})
+    assert is_gross(verdict, tokens) is gross
+    entries = entries_for_rejection("w", "r", reason, "d", Standing(), 3, gross=is_gross(verdict, tokens))
+    assert (EntryKind.BAN in {entry.kind for entry in entries}) is gross
+
+
+def test_without_a_bound_nothing_is_gross() -> None:
+    assert not is_gross(Verdict(Outcome.REJECTED, RejectionReason.SEED, metrics={SEED_MARGIN_MEAN: 9.0}), 64)

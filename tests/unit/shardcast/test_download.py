@@ -14,6 +14,7 @@ from protocol.manifest import Digest, sign_manifest
 from protocol.signing import Identity
 from shardcast.config import ClientLimits
 from shardcast.download import Download
+from shardcast.filling import Filling
 from shardcast.have import Have
 from shardcast.metrics import ShardcastMetrics
 from shardcast.pool import SourcePool
@@ -79,15 +80,14 @@ class Run:
     async def data(self) -> bytes:
         try:
             async with asyncio.timeout(SOON):
-                await Download(
+                filling = Filling(
                     self._partial,
                     self.pool,
-                    LIMITS,
                     metrics=self.metrics,
-                    rng=random.Random(1),
                     clock=self._clock,
                     on_shard=self.verified.append,
-                ).run()
+                )
+                await Download(filling, LIMITS, rng=random.Random(1)).run()
             return (self._store.finish(self._partial).path / "f").read_bytes()
         finally:
             self._partial.close()

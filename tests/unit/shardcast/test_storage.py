@@ -166,7 +166,7 @@ def test_what_was_not_flushed_is_hashed_again_after_the_machine_restarts(
     if lost:
         model.write_bytes(bytes(model.stat().st_size))
     assert VersionStore(tmp_path / "to", KEYS).versions == [2]  # within one boot nothing can be lost: not hashed
-    monkeypatch.setattr("shardcast.storage.boot_id", lambda: "the next boot")
+    monkeypatch.setattr("shardcast.unflushed.boot_id", lambda: "the next boot")
     assert VersionStore(tmp_path / "to", KEYS).versions == ([] if lost else [2])
 
 

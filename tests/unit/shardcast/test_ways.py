@@ -10,7 +10,6 @@ from protocol.blob import BlobShard
 from protocol.delta import CODEC_WORDS, DeltaSection
 from protocol.manifest import Digest, Manifest, ManifestFile, Shard, manifest_digest, tree_digest
 from protocol.packed import CODEC_PLANES, PackedSection
-from shardcast.blob_manifest import delta_manifest, packed_manifest, swapped
 from shardcast.ways import MAX_LINKS, Ask, Chain, Full, Packed, WhyFull, choose
 
 FULL_BYTES = 1000
@@ -104,13 +103,6 @@ def test_a_manifest_of_another_number_under_the_bases_digest_is_no_base() -> Non
     assert choose(target, FULL_BYTES, held(2), {digest_of(base): base}) == Full(WhyFull.UNKNOWN)
 
 
-def test_a_blob_is_received_like_a_version_of_one_file() -> None:
-    blob = delta_manifest(V[1])
-    assert V[1].delta is not None
-    assert (blob.policy_version, blob.total_bytes, blob.total_digest) == (1, 10, V[1].delta.digest)
-    assert [(shard.file, shard.offset, shard.size) for shard in blob.shards] == [(0, 0, 10)]
-
-
 def packed(manifest: Manifest, size: int, codec: str = CODEC_PLANES) -> Manifest:
     blob = Digest.of(b"packed")
     section = PackedSection(codec, size, tree_digest([blob]), (BlobShard(0, size, blob),))
@@ -134,10 +126,3 @@ def test_packed_where_it_is_less(
     target: Manifest, here: dict[int, Digest], missing: int, lacking: int | None, decision: object
 ) -> None:
     assert choose(target, missing, here, {}, lacking) == decision
-
-
-def test_what_is_swapped_is_the_packed_form_if_there_is_one() -> None:
-    assert swapped(V[0]) is V[0]
-    target = packed(V[0], 600)
-    assert swapped(target) == packed_manifest(target)
-    assert (swapped(target).total_bytes, swapped(target).torrent_info_hash) == (600, "0" * 40)

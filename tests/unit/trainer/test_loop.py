@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 import trainer.publish as publish_module
@@ -20,6 +21,7 @@ from tests.factories import RUN_ID, TRAINER, make_rollout, make_tokens
 from tests.tiny_model import build_tiny_model
 from trainer.config import TrainerConfig, TrainerRun
 from trainer.loop import Trainer
+from trainer.rollback import go_back, newest_up_to
 
 
 class Coordinator:
@@ -32,10 +34,11 @@ class Coordinator:
         self.reports: dict[int, dict[str, float]] = {}
         self.steps: dict[int, tuple[int, int]] = {}
         self.fail_report_of = -1
+        self.kept: int | None = None  # the newest version not withdrawn, until another is announced
         self.stop_at_pull: tuple[int, asyncio.Event] | None = None
 
     async def state(self) -> RunState:
-        head = len(self.versions) - 1
+        head = len(self.versions) - 1 if self.kept is None else self.kept
         return RunState(
             run_id=RUN_ID,
             head_version=head if self.versions else None,
@@ -54,6 +57,7 @@ class Coordinator:
         else:
             assert manifest.policy_version == len(self.versions), "no gap"
             self.versions.append(digest)
+            self.kept = None
         self.log.append(("announce", manifest.policy_version))
         return len(self.versions) - 1
 
@@ -204,6 +208,20 @@ async def test_only_adapters_train_and_whole_versions_are_published(bench: Bench
     known = list(bench.coordinator.versions)
     await bench.trainer(versions=3, lora_rank=4, optimizer="muon", recompute_activations=True).run()
     assert bench.coordinator.versions[:3] == known
+
+
+async def test_after_a_rollback_old_weights_are_published_under_a_new_number(bench: Bench, origin: list[int]) -> None:
+    await bench.trainer(versions=3, keep_checkpoints=9).run()
+    root = bench.folder / "checkpoints"
+    chosen = newest_up_to(root, 1)
+    bench.coordinator.kept = 1
+    go_back(root, chosen, version=4, batch=3, keep=9)
+    await bench.trainer(versions=5, keep_checkpoints=9).run()
+    assert origin == [0, 1, 2, 3, 4, 5]
+    pulled = [batch for what, batch in bench.coordinator.log if what == "pull"]
+    assert sorted(set(pulled)) == [0, 1, 2, 3], "the withdrawn versions' batches are not trained on again"
+    saved = load_file(root / "checkpoint-00000003" / "weights.safetensors")
+    assert all(torch.equal(saved[name], tensor) for name, tensor in chosen.weights.items())
 
 
 async def test_several_steps_make_a_version(bench: Bench, origin: list[int]) -> None:

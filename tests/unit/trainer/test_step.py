@@ -160,6 +160,31 @@ def test_whatever_an_objective_needs_is_supplied(tmp_path: Path, loss: str, rest
     assert len(result.trained) == 7
 
 
+def test_a_teacher_that_scored_groups_as_they_came_gives_the_same_step(tmp_path: Path) -> None:
+    one, other = (made(tmp_path / name, "opd") for name in ("one", "two"))
+    with torch.no_grad():  # a student that differs from its teacher
+        for stepper in (one, other):
+            stepper._model.lm_head.weight += 0.05 * torch.sin(torch.arange(260.0))[:, None]
+    for each in GROUPS:
+        other.receive([each])
+    other.receive(GROUPS[:1])
+    assert other._teaching.held == 7
+    backbone = other._companions.teacher.base_model
+    backbone.forward = None  # not asked again
+    first, second = one.step(GROUPS, 3), other.step(GROUPS, 3)
+    del backbone.forward
+    assert other._teaching.held == 0
+    assert first.metrics["grad_norm"] == pytest.approx(second.metrics["grad_norm"], rel=1e-4)
+    assert first.metrics["grad_norm"] > 0.0
+    assert other.step(GROUPS, 3).metrics["applied"] == 1.0, "what was not scored before is scored in the step"
+
+
+def test_a_teacher_teaches_on_groups_whatever_their_rewards(tmp_path: Path) -> None:
+    result = made(tmp_path / "model", "opd").step([group("a", (0.0, 0.0)), group("b", (1.0,))], trainer_version=3)
+    assert result.trained == ("a-0", "a-1", "b-0")
+    assert result.dropped == {}
+
+
 def test_several_updates_count_apart_from_versions(tmp_path: Path) -> None:
     stepper = made(tmp_path / "model", "decoupled_ppo", updates_per_batch=2)
     stepper.step(GROUPS, trainer_version=3)

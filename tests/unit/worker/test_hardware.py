@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.hardware import describe
+from worker.hardware import describe, devices
 
 
 def driver(folder: Path, script: str) -> str:
@@ -42,3 +42,11 @@ def test_a_failing_driver_is_as_good_as_none(tmp_path: Path, monkeypatch: pytest
 def test_a_long_list_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", driver(tmp_path, "for i in 1 2 3 4 5 6 7 8 9; do echo Some-Very-Long-GPU-Name-$i; done"))
     assert len(describe()) == 128
+
+
+def test_the_class_names_kinds_of_device_and_no_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", driver(tmp_path, "printf 'NVIDIA L4\\nNVIDIA L4\\n'"))
+    assert devices() == ("NVIDIA L4", "NVIDIA L4")
+    monkeypatch.setenv("PATH", "/nowhere")
+    (cpu,) = devices()
+    assert cpu.endswith(" CPU")

@@ -41,6 +41,8 @@ def make_weights(version: int) -> Weights:
 class FakeClient:
     """A coordinator that leases what is queued, and answers as told."""
 
+    notice = ""
+
     def __init__(self, leases: Sequence[LeasedSample] = ()) -> None:
         self.queue: asyncio.Queue[LeasedSample] = asyncio.Queue()
         for lease in leases:
@@ -108,6 +110,8 @@ class FakeClient:
 
 class FakeEngine:
     """Generates TOKENS for each request when `finish` is set, after saying `progress`."""
+
+    build = "fake 1"
 
     def __init__(self) -> None:
         self.finish = asyncio.Event()

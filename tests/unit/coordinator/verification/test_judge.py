@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from coordinator.config import VerificationSection
 from coordinator.store.rollouts import PendingRollout
 from coordinator.verification.judge import Judge
 from protocol.errors import SourceFault, UserError
@@ -42,7 +41,7 @@ async def test_weights_that_cannot_be_had_are_waited_for_once_and_are_our_fault(
 
 def test_audits_follow_standing_down_to_the_floor() -> None:
     judge = Judge.__new__(Judge)  # only what the draw needs
-    judge._secret, judge._settings = bytes(32), VerificationSection(audit_fraction=0.25)
+    judge._secret, judge.audit_floor = bytes(32), 0.25
 
     def audited(**standing: Any) -> int:
         items = [replace(make_pending(number, (0,)), **standing) for number in range(200)]

@@ -26,7 +26,7 @@ def test_survives_a_mapping_and_a_file(tmp_path: Path) -> None:
     fields = copy.deepcopy(DEFAULTS.to_mapping())
     chunks, pooled = fields.pop("chunks"), fields.pop("pooled")
     tests = pooled.pop("tests")
-    lines = [f"{name} = {value!r}" for name, value in fields.items()]
+    lines = [f"{name} = {list(value) if isinstance(value, tuple) else value!r}" for name, value in fields.items()]
     for chunk in chunks:
         lines += ["[[chunks]]", *(f"{name} = {value}" for name, value in chunk.items())]
     lines += ["[pooled]", *(f"{name} = {value!r}" for name, value in pooled.items())]

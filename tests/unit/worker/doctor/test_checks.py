@@ -18,7 +18,7 @@ URL = "http://relay:8601"
 TABLE = [
     (checks.driver(machine(RTX4090)), Level.OK, ""),
     (checks.driver(machine()), Level.WARN, "nvidia-smi"),
-    (checks.driver(machine(OLD_DRIVER)), Level.FAIL, "update it to 570"),
+    (checks.driver(machine(OLD_DRIVER)), Level.FAIL, "update it to 580"),
     (checks.driver(machine(problem="Driver/library version mismatch")), Level.FAIL, "reboot"),
     (checks.driver(machine(problem="no devices", wsl=True)), Level.FAIL, "driver of Windows"),
     (checks.cuda(machine(RTX4090), torch_sees=True), Level.OK, ""),
