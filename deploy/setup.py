@@ -105,6 +105,14 @@ def give_to_containers(run: Path) -> None:
     (run / "tls" / "ca.pem").chmod(0o644)
 
 
+def unreadable(model: Path) -> Path | None:
+    """A part of the model folder that only its owner may read, None if there is none: safetensors writes such files."""
+    for path in (model, *sorted(model.rglob("*"))):
+        if path.stat().st_uid != USER and path.stat().st_mode & 0o004 == 0:
+            return path
+    return None
+
+
 def main() -> int:
     """Returns an exit status; says what to do next."""
     parser = argparse.ArgumentParser(description="Make run/ and .env for docker-compose.yml.")
@@ -120,6 +128,9 @@ def main() -> int:
     options = parser.parse_args()
     if not (options.model / "config.json").is_file():
         print(f"setup: {options.model} has no config.json: it must be a Hugging Face model folder", file=sys.stderr)
+        return 2
+    if closed := unreadable(options.model):
+        print(f"setup: the containers' user can't read {closed}: `chmod -R a+rX {options.model}`", file=sys.stderr)
         return 2
     run = options.folder.resolve() / "run"
     if (run / "run.toml").exists():

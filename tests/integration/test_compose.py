@@ -36,6 +36,8 @@ def _needs_root() -> None:
 def _set_up(folder: Path) -> Path:
     """What an operator does: setup.py, then calibration, then a look at the run file."""
     model = build_tiny_model(folder / "model")
+    for path in model.iterdir():
+        path.chmod(0o644)
     script = [sys.executable, str(ROOT / "deploy" / "setup.py"), "--folder", str(folder)]
     options = ["--host", _HOST, "--model", str(model), "--coordinator", f"{sys.executable} -m coordinator.main"]
     done = subprocess.run([*script, *options], cwd=ROOT, capture_output=True, text=True, timeout=600)

@@ -217,11 +217,12 @@ async def test_requests_that_cannot_be_served_are_the_users_mistake(engine: Vllm
 
 
 async def test_a_dead_engine_is_our_fault(engine: VllmEngine) -> None:
-    """Last in this module: it kills the engine's processes, children of this one."""
+    """Last in this module: it kills the engine's processes, children of this one. (Python's own tracker is left alone.)"""
     stream = engine.generate(request("doomed", tokens=400))
     await anext(stream)
     for child in psutil.Process().children(recursive=True):
-        child.kill()
+        if "resource_tracker" not in " ".join(child.cmdline()):
+            child.kill()
     with pytest.raises(OurFault, match="generation failed"):
         async for _ in stream:
             pass
