@@ -42,7 +42,7 @@ class SwarmConfig:
     port: int = DEFAULT_PORT
     max_upload_mbit: float | None = None
     connections: int = 60
-    uploads: int = 40  # peers sent to at a time
+    uploads: int = 8  # peers sent to at a time: each piece is whole at some soon, who pass it on, not at all of them late
 
 
 class Member:
