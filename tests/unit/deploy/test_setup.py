@@ -6,7 +6,7 @@ import stat
 import tomllib
 from pathlib import Path
 
-from deploy.setup import environment, settings, with_settings, write_secrets
+from deploy.setup import environment, settings, unreadable, with_settings, write_secrets
 
 _RUN_FILE = """\
 # A run
@@ -56,3 +56,12 @@ def test_passwords_are_made_once_and_nobody_else_enters_their_folder(tmp_path: P
 def test_the_device_chooses_the_profile() -> None:
     assert environment(Path("/m"), "ed25519:00", "cuda").splitlines()[0] == "COMPOSE_PROFILES=gpu"
     assert environment(Path("/m"), "ed25519:00", "cpu").splitlines()[1:] == ["MODEL_DIR=/m", "TRAINER_KEY=ed25519:00"]
+
+
+def test_a_model_that_the_containers_user_cannot_read_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "config.json").write_text("{}")
+    assert unreadable(tmp_path) is None
+    weights = tmp_path / "model.safetensors"
+    weights.touch(mode=0o600)
+    assert unreadable(tmp_path) == weights
