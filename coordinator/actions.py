@@ -103,7 +103,7 @@ async def find_worker(connection: AsyncConnection, worker: str) -> str:
     """The one worker whose key id begins with `worker`. Raises UserError if none or several do."""
     prefix = worker if worker.startswith(KEY_ID_PREFIX) else KEY_ID_PREFIX + worker
     if "\0" in prefix or not worker:
-        raise UserError("name a worker by its key id, or the first digits of it")
+        raise UserError(f"{worker!r:.90} names no worker: give more digits of its key id")
     begins = t.workers.c.worker_id.startswith(prefix, autoescape=True)
     found = (await connection.execute(select(t.workers.c.worker_id).where(begins).limit(2))).scalars().all()
     if len(found) != 1:

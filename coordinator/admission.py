@@ -77,9 +77,12 @@ def admit(
     form = _FORM(Claim(rollout, (), sampling, 0, limits.vocab_size, limits.hidden_size))
     if not form.passed:
         return Refused(RejectionReason.FORM, form.detail)
-    if not lease_rules.honours(lease, rollout.token_ids):
+    broken = lease_rules.broken(lease, rollout.token_ids)
+    if broken is not None:
         return Refused(
-            RejectionReason.COMMITMENT, f"does not begin with the {lease.commitment.length} tokens committed before"
+            RejectionReason.COMMITMENT,
+            f"does not begin with the {broken.length} tokens committed before: lease {lease.lease_id}, sha256 "
+            f"{broken.digest.hex()}, signature {broken.signature.hex() or 'none'}",
         )
     if withdrawn.intersection(span.version for span in rollout.spans):
         return Refused(RejectionReason.STALE, "made with a version that was withdrawn since")

@@ -23,6 +23,7 @@ from protocol.declaration import Declaration
 from protocol.errors import BadSignature, OurFault, UserError
 from protocol.joining import WORK, solve
 from protocol.lease import Commitment
+from protocol.renewal import sign_renewal
 from protocol.rollout import RolloutGroup, SamplingParams
 from protocol.signing import CHALLENGE, DECLARATION, RECEIPT, Identity, SignedEnvelope, open_envelope
 from protocol.terms import PROTOCOL_MAX, PROTOCOL_MIN, RunTerms
@@ -175,6 +176,7 @@ class WorkerClient:
                     length=commitment.length,
                     token_digest=commitment.digest,
                     policy_version=commitment.version,
+                    signature=sign_renewal(self._identity, self._terms.run_id, lease_id, commitment),
                 )
                 for lease_id, commitment in progress.items()
             ]

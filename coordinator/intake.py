@@ -61,15 +61,19 @@ class Intake:
             return await self._store(worker_id, identifier, rollout_from_payload(payload), envelope)
         except WorkerFault as fault:
             async with self._db.write() as connection:
-                await verdicts.refuse(
+                at = await database.now(connection)
+                struck = await verdicts.refuse(
                     connection,
                     worker_id=worker_id,
                     rollout_id=identifier,
                     reason=fault.reason,
                     detail=fault.detail,
-                    at=await database.now(connection),
+                    at=at,
                     max_strikes=self._max_strikes,
                 )
+                if struck and fault.reason == RejectionReason.COMMITMENT:
+                    lease_id = rollout_from_payload(payload).lease_id
+                    await rollouts.keep_offence(connection, identifier, lease_id, worker_id, fault.detail, envelope, at)
             raise
 
     async def _store(

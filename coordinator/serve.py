@@ -5,71 +5,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
-import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 
 from aiohttp import web
 
-from coordinator import knobs
 from coordinator.admission import Limits
-from coordinator.config import RunFile, ServerSection, StorageSection, VerificationSection, make_run_id, model_shape
+from coordinator.config import RunFile, ServerSection, make_run_id, model_shape
 from coordinator.dashboard.access import Access
 from coordinator.dashboard.views import Settings, Views
-from coordinator.feeding import Feeding
 from coordinator.grpc_server import Listener, serve_trainer, serve_workers
 from coordinator.hardware import HardwareRules
-from coordinator.intake import Intake
-from coordinator.leasing import EnvironmentShare, Leasing, Scheduling
 from coordinator.limits import Door
 from coordinator.metrics import Metrics
 from coordinator.migrate import upgrade
-from coordinator.registration import Joining
-from coordinator.service import TrainerService, WorkerService
-from coordinator.store import database, retention, versions
-from coordinator.store import knobs as knob_store
+from coordinator.rooms import hardware_rules, make_rooms
 from coordinator.store import run as run_store
+from coordinator.store import versions
 from coordinator.store.database import Database
 from coordinator.store.run import Run
 from coordinator.tls import ServerTls, check_plaintext
-from coordinator.tokenizer import RunTokenizer
+from coordinator.upkeep import Live, forget_payloads, sweep, watch_certificate
 from coordinator.verification.classes import classes_of
-from coordinator.verification.thresholds import Thresholds
-from environments.registry import make_environment
 from protocol.errors import UserError
 from protocol.signing import Identity
 from protocol.statement import sign_statement
 from protocol.terms import PROTOCOL_MAX, PROTOCOL_MIN, RunTerms
 from protocol.trust import is_loopback
 
-log = logging.getLogger(__name__)
-
-_SWEEP_S = 1.0
 _GRACE_S = 3.0
-_CERTIFICATE_EVERY_S = 5.0
-_FORGET_EVERY_S = 60.0
-_FORGET_AT_ONCE = 500
-
-
-class Live:
-    """The scheduling as operators have it now; `use` is told of every change."""
-
-    def __init__(self, db: Database, configured: Scheduling, use: Callable[[Scheduling], None]) -> None:
-        self._db = db
-        self._configured = configured
-        self._use = use
-        self.scheduling = configured
-
-    async def refresh(self) -> None:
-        async with self._db.read() as connection:
-            turned = await knob_store.read(connection)
-        scheduling = knobs.scheduling(self._configured, turned)
-        if scheduling != self.scheduling:
-            self.scheduling = scheduling
-            self._use(scheduling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,113 +92,58 @@ async def _serve_run(
     stop: asyncio.Event,
     on_ready: Callable[[Addresses], None],
 ) -> None:
-    metrics = Metrics()
-    scheduling = run_file.scheduling.scheduling()
-    tokenizer = RunTokenizer(run_file.model.path)
-    leasing = Leasing(
-        db,
-        secret=run.secret,
-        scheduling=scheduling,
-        environments=environment_shares(run_file),
-        tokenize=tokenizer.encode,
-        max_prompt_tokens=run_file.server.max_prompt_tokens,
-        hardware_rules=rules,
-    )
-    intake = Intake(
-        db,
-        identity=identity,
-        limits=limits,
-        temperature=run_file.sampling.temperature,
-        eos_token_ids=run_file.sampling.eos_token_ids,
-        max_strikes=run_file.verification.max_strikes,
-        max_payload_bytes=run_file.server.max_payload_bytes,
-    )
-    workers = WorkerService(
-        db,
-        run_id=run.run_id,
-        secret=run.secret,
-        joining=Joining(
-            db,
-            run_id=run.run_id,
-            secret=run.secret,
-            precisions=limits.precisions,
-            hardware_rules=rules,
-            rule=run_file.join.rule(),
-        ),
-        leasing=leasing,
-        intake=intake,
-        temperature=run_file.sampling.temperature,
-        eos_token_ids=run_file.sampling.eos_token_ids,
-        metrics=metrics,
-    )
-    feeding = Feeding(db, run_id=run.run_id, trainer_key=run.trainer_key, scheduling=scheduling)
-    trainer = TrainerService(
-        feeding,
-        run_id=run.run_id,
-        temperature=run_file.sampling.temperature,
-        scheduling=scheduling,
-    )
-
-    def use(turned: Scheduling) -> None:
-        for room in (leasing, feeding, trainer):
-            room.use(turned)
-        intake.use(replace(limits, max_staleness=turned.max_staleness))
-
-    live = Live(db, scheduling, use)
+    """Open the listeners one after the other, keep house until told to stop, and close what was opened."""
+    server, metrics = run_file.server, Metrics()
+    rooms = make_rooms(run_file, run, db, identity, limits, rules, metrics)
+    live = Live(db, run_file.scheduling.scheduling(), rooms.use)
     await live.refresh()
-    server = run_file.server
     tls = _tls(server)
     door = Door(run_file.limits.door(), time.monotonic, lambda limit: metrics.busy.labels(limit=limit).inc())
-    public = await serve_workers(
-        workers,
-        secret=run.secret,
-        host=server.host,
-        port=server.grpc_port,
-        max_payload_bytes=server.max_payload_bytes,
-        tls=tls,
-        door=door,
-        max_connections=run_file.limits.connections,
-        reflection=server.reflection,
-    )
-    try:
+    async with contextlib.AsyncExitStack() as opened:
+        public = await serve_workers(
+            rooms.workers,
+            secret=run.secret,
+            host=server.host,
+            port=server.grpc_port,
+            max_payload_bytes=server.max_payload_bytes,
+            tls=tls,
+            door=door,
+            max_connections=run_file.limits.connections,
+            reflection=server.reflection,
+        )
+        opened.push_async_callback(public.stop, _GRACE_S)
         private = await serve_trainer(
-            trainer,
+            rooms.trainer,
             token=trainer_token,
             host=server.trainer_host,
             port=server.trainer_port,
             tls=None if is_loopback(server.trainer_host) else tls,
         )
-        try:
-            views = Views(
-                db,
-                metrics,
-                _terms_reader(run_file, run, db, identity, public, live, limits.precisions),
-                access=Access(db, run.secret, encrypted=tls is not None),
-                settings=Settings(
-                    scheduling,
-                    run_file.verification.audit_fraction,
-                    decode=tokenizer.decode,
-                    sign=partial(sign_statement, signer=identity),
-                ),
-                ca_pem=None if tls is None else tls.ca_pem,
-                door=door,
-            )
-            runner = web.AppRunner(views.application(), access_log=None, shutdown_timeout=_GRACE_S)
-            await runner.setup()
-            try:
-                http_port = await _listen(runner, server.host, server.http_port, tls)
-                on_ready(_addresses(server, public.port, http_port, private.port, tls))
-                await asyncio.gather(
-                    _sweep(leasing, live, stop),
-                    _watch_certificate(tls, stop),
-                    _forget_forever(db, run_file.storage, stop),
-                )
-            finally:
-                await runner.cleanup()
-        finally:
-            await private.stop(_GRACE_S)
-    finally:
-        await public.stop(_GRACE_S)
+        opened.push_async_callback(private.stop, _GRACE_S)
+        views = Views(
+            db,
+            metrics,
+            _terms_reader(run_file, run, db, identity, public, live, limits.precisions),
+            access=Access(db, run.secret, encrypted=tls is not None),
+            settings=Settings(
+                run_file.scheduling.scheduling(),
+                run_file.verification.audit_fraction,
+                decode=rooms.tokenizer.decode,
+                sign=partial(sign_statement, signer=identity),
+            ),
+            ca_pem=None if tls is None else tls.ca_pem,
+            door=door,
+        )
+        runner = web.AppRunner(views.application(), access_log=None, shutdown_timeout=_GRACE_S)
+        await runner.setup()
+        opened.push_async_callback(runner.cleanup)
+        http_port = await _listen(runner, server.host, server.http_port, tls)
+        on_ready(_addresses(server, public.port, http_port, private.port, tls))
+        await asyncio.gather(
+            sweep(rooms.leasing, live, stop),
+            watch_certificate(tls, stop),
+            forget_payloads(db, run_file.storage, stop),
+        )
 
 
 def _tls(server: ServerSection) -> ServerTls | None:
@@ -256,20 +168,6 @@ def _addresses(server: ServerSection, grpc: int, http: int, trainer: int, tls: S
     )
 
 
-async def _watch_certificate(tls: ServerTls | None, stop: asyncio.Event) -> None:
-    """Take up renewed files, and warn once a day while expiry is near, until `stop` is set."""
-    warned = 0
-    while tls is not None and not stop.is_set():
-        now = dt.datetime.now(dt.UTC)
-        await asyncio.to_thread(tls.refresh, now)
-        warning = tls.warning(now)
-        if warning and warned != now.toordinal():
-            warned = now.toordinal()
-            log.warning("%s", warning, extra={"action": "certificate"})
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), _CERTIFICATE_EVERY_S)
-
-
 async def _listen(runner: web.AppRunner, host: str, port: int, tls: ServerTls | None) -> int:
     site = web.TCPSite(runner, host, port, ssl_context=None if tls is None else tls.context)
     try:
@@ -279,67 +177,6 @@ async def _listen(runner: web.AppRunner, host: str, port: int, tls: ServerTls | 
             f"cannot listen on {host}:{port} (server.http_port): {error.strerror}; choose another"
         ) from None
     return int(runner.addresses[0][1])
-
-
-async def _forget_forever(db: Database, storage: StorageSection, stop: asyncio.Event) -> None:
-    """Forget payloads whose time is over, a few at a time so that nobody waits, until `stop` is set."""
-    while not stop.is_set():
-        pause = _FORGET_EVERY_S
-        try:
-            async with db.write() as connection:
-                at = await database.now(connection)
-                forgotten = await retention.forget(
-                    connection,
-                    trained_before=at - storage.trained_days * 86_400,
-                    others_before=at - storage.rejected_days * 86_400,
-                    limit=_FORGET_AT_ONCE,
-                )
-            if forgotten:
-                pause = _SWEEP_S
-                log.info("%d payloads forgotten", forgotten, extra={"action": "retention"})
-        except Exception:
-            log.exception("retention failed; it goes on", extra={"action": "sweep_error"})
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), pause)
-
-
-async def _sweep(leasing: Leasing, live: Live, stop: asyncio.Event) -> None:
-    """Free overdue leases and look at the knobs every second, also while no worker asks, until `stop` is set."""
-    while not stop.is_set():
-        try:
-            await live.refresh()
-            expired = await leasing.expire()
-            if expired:
-                log.info("%d leases expired", expired, extra={"action": "expire"})
-        except Exception:
-            log.exception("the sweep failed; it goes on", extra={"action": "sweep_error"})
-        try:
-            await asyncio.wait_for(stop.wait(), _SWEEP_S)
-        except TimeoutError:
-            continue
-
-
-def hardware_rules(settings: VerificationSection, classes: Mapping[str, Thresholds]) -> HardwareRules:
-    """Which hardware is taken at its word: what the run file names, and what the thresholds were measured on."""
-    return HardwareRules(
-        patterns=settings.hardware,
-        calibrated={name: thresholds.hardware for name, thresholds in classes.items()},
-        shadow_rollouts=settings.shadow_rollouts,
-        shadow_classes=settings.shadow_classes,
-    )
-
-
-def environment_shares(run_file: RunFile) -> list[EnvironmentShare]:
-    """The run's mixture. Raises UserError if an environment or one of its parameters is unknown."""
-    return [
-        EnvironmentShare(
-            section.name,
-            section.weight,
-            section.max_tokens,
-            make_environment(section.kind or section.name, section.params).task,
-        )
-        for section in run_file.environments
-    ]
 
 
 def _terms_reader(

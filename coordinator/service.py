@@ -24,6 +24,7 @@ from coordinator.store.database import Database
 from protocol.declaration import HARDWARE_LENGTH, printable
 from protocol.errors import UserError, WorkerFault
 from protocol.lease import Commitment
+from protocol.renewal import check_renewal
 from protocol.rollout import AT_LEAST, RejectionReason, SamplingParams
 from protocol.signing import public_key
 from protocol.terms import PROTOCOL_MAX, PROTOCOL_MIN
@@ -137,9 +138,11 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         if len(request.progress) > _MAX_RENEWALS:
             raise WorkerFault(RejectionReason.FORM, f"more than {_MAX_RENEWALS} renewals in one call")
         progress = [
-            (entry.lease_id, Commitment(entry.length, entry.token_digest, entry.policy_version))
+            (entry.lease_id, Commitment(entry.length, entry.token_digest, entry.policy_version, entry.signature))
             for entry in request.progress
         ]
+        for lease_id, commitment in progress:
+            check_renewal(caller.get(), self._run_id, lease_id, commitment)
         renewals, head = await self._leasing.renew(caller.get(), progress)
         at = await self.clock()
         return worker_pb2.RenewLeasesResponse(

@@ -225,21 +225,22 @@ async def refuse(
     detail: str,
     at: float,
     max_strikes: int,
-) -> None:
-    """Count a submission that was refused at the door, with the strike it deserves, if any."""
+) -> bool:
+    """Count a submission that was refused at the door, with the strike it deserves; whether it was struck for it."""
     standing = await workers.standing(connection, worker_id)
     if standing is None or standing.banned:
-        return
+        return False
     already = select(t.ledger.c.entry_id).where(t.ledger.c.rollout_id == rollout_id).limit(1)
     if (await connection.execute(already)).first() is not None:
-        return  # a replay of the same bytes is one offence, not many
+        return False  # a replay of the same bytes is one offence, not many
     entries = entries_for_rejection(worker_id, rollout_id, RejectionReason(reason), detail, standing, max_strikes)
     if not entries:
         await events.count_refusal(connection, at=at, reason=f"refused:{reason}")
-        return
+        return False
     await events.count_drop(connection, at=at, reason=f"refused:{reason}", tokens=0, rollout_id=rollout_id)
     await workers.count_rejection(connection, worker_id)
     await _strike(connection, worker_id, entries, at, actor="coordinator")
+    return True
 
 
 async def purge(connection: AsyncConnection, worker_id: str, *, at: float, actor: str, why: str) -> Mapping[str, int]:

@@ -40,12 +40,13 @@ class Commitment:
     """What a renewal has bound the holder to: the submission must begin with these tokens.
 
     `version`: as progress is reported, the version that generated the newest token; as a lease keeps it, the one of the
-    first commitment, which is the one that grows too old first.
+    first commitment, which is the one that grows too old first. `signature`: the holder's, by `protocol.renewal`.
     """
 
     length: int = 0
     digest: bytes = b""
     version: int = 0
+    signature: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,8 @@ def renew(lease: Lease, progress: Commitment, *, now: float, term: float, oldest
         raise WorkerFault(RejectionReason.COMMITMENT, f"more than {_COMMITMENTS_MAX} commitments to one sample")
     # A digest of nothing is not kept: it may be of any size.
     digest = progress.digest if progress.length else b""
-    newest = Commitment(progress.length, digest, _first(lease, progress).version)
+    signature = progress.signature if progress.length else b""
+    newest = Commitment(progress.length, digest, _first(lease, progress).version, signature)
     return replace(lease, deadline=now + term, commitment=newest, earlier=earlier)
 
 
@@ -116,17 +118,22 @@ def _born_before(lease: Lease, progress: Commitment, oldest: int) -> bool:
 
 
 def honours(lease: Lease, token_ids: tuple[int, ...]) -> bool:
-    """Do these tokens extend everything that was committed under this lease? Hashes every token once."""
+    """Do these tokens extend everything that was committed under this lease?"""
+    return broken(lease, token_ids) is None
+
+
+def broken(lease: Lease, token_ids: tuple[int, ...]) -> Commitment | None:
+    """The first commitment under this lease that these tokens do not extend, None if they do. Hashes every token once."""
     hashed, done = sha256(), 0
     for commitment in (*lease.earlier, lease.commitment):  # lengths ascend
         if commitment.length > len(token_ids):
-            return False
+            return commitment
         added = token_ids[done : commitment.length]
         hashed.update(struct.pack(f"<{len(added)}I", *added))
         done = commitment.length
         if commitment.length and hashed.digest() != commitment.digest:
-            return False
-    return True
+            return commitment
+    return None
 
 
 def extends(commitment: Commitment, token_ids: tuple[int, ...]) -> bool:

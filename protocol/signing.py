@@ -29,6 +29,7 @@ CHALLENGE = "challenge"
 DECLARATION = "declaration"
 KEY_ROTATION = "key-rotation"
 STATEMENT = "statement"
+RENEWAL = "renewal"
 
 
 @dataclass(frozen=True, slots=True)

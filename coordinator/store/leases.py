@@ -18,9 +18,15 @@ def _lease(row: Row) -> Lease:
         min_version=row.min_version,
         deadline=row.deadline,
         state=LeaseState(row.state),
-        commitment=Commitment(row.committed_length, row.committed_digest, row.committed_version),
-        earlier=tuple(Commitment(length, bytes.fromhex(digest)) for length, digest in row.earlier_commitments),
+        commitment=Commitment(
+            row.committed_length, row.committed_digest, row.committed_version, row.committed_signature or b""
+        ),
+        earlier=tuple(_earlier(*each) for each in row.earlier_commitments),
     )
+
+
+def _earlier(length: int, digest: str, signature: str = "") -> Commitment:
+    return Commitment(length, bytes.fromhex(digest), signature=bytes.fromhex(signature))
 
 
 async def get(connection: AsyncConnection, lease_id: str) -> Lease | None:
@@ -50,6 +56,7 @@ async def insert(
             committed_length=0,
             committed_digest=b"",
             committed_version=0,
+            committed_signature=b"",
             earlier_commitments=[],
             hardware=hardware,
             shadow=shadow,
@@ -73,7 +80,8 @@ async def save(connection: AsyncConnection, lease: Lease) -> None:
             committed_length=lease.commitment.length,
             committed_digest=lease.commitment.digest,
             committed_version=lease.commitment.version,
-            earlier_commitments=[[each.length, each.digest.hex()] for each in lease.earlier],
+            committed_signature=lease.commitment.signature,
+            earlier_commitments=[[each.length, each.digest.hex(), each.signature.hex()] for each in lease.earlier],
         )
     )
 

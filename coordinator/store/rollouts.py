@@ -82,6 +82,29 @@ async def insert(
     )
 
 
+async def keep_offence(
+    connection: AsyncConnection,
+    rollout_id: str,
+    lease_id: str,
+    worker_id: str,
+    detail: str,
+    envelope: SignedEnvelope,
+    at: float,
+) -> None:
+    """Keep a refused submission that is proof against its key. Few are: each costs a strike."""
+    await connection.execute(
+        t.offences.insert().values(
+            rollout_id=rollout_id,
+            lease_id=lease_id,
+            worker_id=worker_id,
+            detail=detail,
+            payload=zstandard.ZstdCompressor(level=_COMPRESSION_LEVEL).compress(envelope.payload),
+            signature=envelope.signature,
+            at=at,
+        )
+    )
+
+
 async def get(connection: AsyncConnection, rollout_id: str) -> Row | None:
     return (await connection.execute(select(t.rollouts).where(t.rollouts.c.rollout_id == rollout_id))).first()
 

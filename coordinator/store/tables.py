@@ -164,7 +164,9 @@ leases = Table(
     Column("committed_length", Integer, nullable=False, default=0),
     Column("committed_digest", LargeBinary, nullable=False, default=b""),
     Column("committed_version", BigInteger, nullable=False, default=0),
-    Column("earlier_commitments", JSON, nullable=False, default=list),  # [length, digest in hex], oldest first
+    Column("committed_signature", LargeBinary),  # None: by a version of this program that asked for none
+    # [length, digest, signature], the latter two in hex; oldest first
+    Column("earlier_commitments", JSON, nullable=False, default=list),
     # As its worker had declared when it took the lease: no later declaration changes how the rollout is judged.
     Column("hardware", String(128), nullable=False, default="undeclared", server_default="undeclared"),
     Column("shadow", Boolean, nullable=False, default=False, server_default=false()),
@@ -210,6 +212,20 @@ payloads = Table(
     Column("payload", LargeBinary, nullable=False),  # zstd of the bytes as they came
     Column("key_id", String(80), nullable=False),
     Column("signature", LargeBinary, nullable=False),
+)
+
+# Submissions that broke a signed commitment, as they came: with that signature, proof against their key.
+offences = Table(
+    "offences",
+    metadata,
+    Column("rollout_id", String(80), primary_key=True),
+    Column("lease_id", String(64), ForeignKey("leases.lease_id"), nullable=False),
+    Column("worker_id", String(80), ForeignKey("workers.worker_id"), nullable=False),
+    Column("detail", Text, nullable=False),
+    Column("payload", LargeBinary, nullable=False),  # zstd of the bytes as they came
+    Column("signature", LargeBinary, nullable=False),
+    Column("at", Float, nullable=False),
+    Index("ix_offences_worker", "worker_id"),
 )
 
 verdicts = Table(

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.rollswarm.v1 import common_pb2 as protos_dot_rollswarm_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n protos/rollswarm/v1/worker.proto\x12\x0crollswarm.v1\x1a protos/rollswarm/v1/common.proto\"Q\n\x13GetChallengeRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x14\n\x0cprotocol_min\x18\x02 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x03 \x01(\r\")\n\x14GetChallengeResponse\x12\x11\n\tchallenge\x18\x01 \x01(\x0c\"E\n\x0b\x44\x65\x63laration\x12\x11\n\tchallenge\x18\x01 \x01(\x0c\x12\x11\n\tprecision\x18\x02 \x01(\t\x12\x10\n\x08hardware\x18\x03 \x01(\t\"\xcb\x01\n\x0fRegisterRequest\x12/\n\tchallenge\x18\x01 \x01(\x0b\x32\x1c.rollswarm.v1.SignedEnvelope\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08hardware\x18\x03 \x01(\t\x12\x10\n\x08software\x18\x04 \x01(\t\x12\x0e\n\x06invite\x18\n \x01(\t\x12\x12\n\nwork_nonce\x18\x0b \x01(\x04\x12\x31\n\x0b\x64\x65\x63laration\x18\x05 \x01(\x0b\x32\x1c.rollswarm.v1.SignedEnvelope\"[\n\x10RegisterResponse\x12\r\n\x05token\x18\x01 \x01(\t\x12\x18\n\x10token_lifetime_s\x18\x02 \x01(\r\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x0e\n\x06notice\x18\x04 \x01(\t\"S\n\x14\x41\x63quireLeasesRequest\x12\x12\n\nmax_leases\x18\x01 \x01(\r\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x04\x12\x0f\n\x07wait_ms\x18\x03 \x01(\r\"b\n\x15\x41\x63quireLeasesResponse\x12#\n\x06leases\x18\x01 \x03(\x0b\x32\x13.rollswarm.v1.Lease\x12\x14\n\x0chead_version\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xae\x01\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x11\n\tsample_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12.\n\x08sampling\x18\x04 \x01(\x0b\x32\x1c.rollswarm.v1.SamplingParams\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x13\n\x0bmin_version\x18\x06 \x01(\x04\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x07 \x01(\r\"_\n\rLeaseProgress\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x14\n\x0ctoken_digest\x18\x03 \x01(\x0c\x12\x16\n\x0epolicy_version\x18\x04 \x01(\x04\"C\n\x12RenewLeasesRequest\x12-\n\x08progress\x18\x01 \x03(\x0b\x32\x1b.rollswarm.v1.LeaseProgress\"Y\n\x13RenewLeasesResponse\x12,\n\x08renewals\x18\x01 \x03(\x0b\x32\x1a.rollswarm.v1.LeaseRenewal\x12\x14\n\x0chead_version\x18\x02 \x01(\x04\"S\n\x0cLeaseRenewal\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0c\n\x04live\x18\x02 \x01(\x08\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x03 \x01(\r\x12\x0e\n\x06reason\x18\x04 \x01(\t\"8\n\x13ReturnLeasesRequest\x12\x11\n\tlease_ids\x18\x01 \x03(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"(\n\x14ReturnLeasesResponse\x12\x10\n\x08returned\x18\x01 \x01(\r\"\x96\x02\n\x0eRolloutPayload\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x11\n\tsample_id\x18\x03 \x01(\t\x12\'\n\x08segments\x18\x04 \x03(\x0b\x32\x15.rollswarm.v1.Segment\x12\x10\n\x08logprobs\x18\x05 \x01(\x0c\x12(\n\x05spans\x18\x06 \x03(\x0b\x32\x19.rollswarm.v1.VersionSpan\x12(\n\x06proofs\x18\x07 \x03(\x0b\x32\x18.rollswarm.v1.SpanProofs\x12-\n\x0bstop_reason\x18\x08 \x01(\x0e\x32\x18.rollswarm.v1.StopReason\x12\x11\n\tprecision\x18\t \x01(\t\"\x1c\n\nSpanProofs\x12\x0e\n\x06\x63hunks\x18\x01 \x03(\x0c\"E\n\x14SubmitRolloutRequest\x12-\n\x07rollout\x18\x01 \x01(\x0b\x32\x1c.rollswarm.v1.SignedEnvelope\"F\n\x15SubmitRolloutResponse\x12-\n\x07receipt\x18\x01 \x01(\x0b\x32\x1c.rollswarm.v1.SignedEnvelope\"X\n\x07Receipt\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x11\n\tsample_id\x18\x03 \x01(\t\x12\x16\n\x0ereceived_at_ms\x18\x04 \x01(\x04\"*\n\x12GetStandingRequest\x12\x14\n\x0cmax_verdicts\x18\x01 \x01(\r\"\xbf\x01\n\x13GetStandingResponse\x12\x0f\n\x07\x63redits\x18\x01 \x01(\x04\x12\x0f\n\x07strikes\x18\x02 \x01(\r\x12\x0e\n\x06\x62\x61nned\x18\x03 \x01(\x08\x12\x12\n\nban_reason\x18\x04 \x01(\t\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x05 \x01(\x04\x12\x10\n\x08rejected\x18\x06 \x01(\x04\x12\x0f\n\x07pending\x18\x07 \x01(\x04\x12-\n\x08verdicts\x18\x08 \x03(\x0b\x32\x1b.rollswarm.v1.VerdictNotice\"\x85\x01\n\rVerdictNotice\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07outcome\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12/\n\x0cmeasurements\x18\x05 \x03(\x0b\x32\x19.rollswarm.v1.Measurement\"N\n\x0bMeasurement\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01\x12\x10\n\x08\x61\x64mitted\x18\x03 \x01(\x01\x12\x10\n\x08\x61t_least\x18\x04 \x01(\x08\x32\xe4\x04\n\rWorkerService\x12U\n\x0cGetChallenge\x12!.rollswarm.v1.GetChallengeRequest\x1a\".rollswarm.v1.GetChallengeResponse\x12I\n\x08Register\x12\x1d.rollswarm.v1.RegisterRequest\x1a\x1e.rollswarm.v1.RegisterResponse\x12X\n\rAcquireLeases\x12\".rollswarm.v1.AcquireLeasesRequest\x1a#.rollswarm.v1.AcquireLeasesResponse\x12R\n\x0bRenewLeases\x12 .rollswarm.v1.RenewLeasesRequest\x1a!.rollswarm.v1.RenewLeasesResponse\x12U\n\x0cReturnLeases\x12!.rollswarm.v1.ReturnLeasesRequest\x1a\".rollswarm.v1.ReturnLeasesResponse\x12X\n\rSubmitRollout\x12\".rollswarm.v1.SubmitRolloutRequest\x1a#.rollswarm.v1.SubmitRolloutResponse\x12R\n\x0bGetStanding\x12 .rollswarm.v1.GetStandingRequest\x1a!.rollswarm.v1.GetStandingResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n protos/rollswarm/v1/worker.proto\x12\x0crollswarm.v1\x1a protos/rollswarm/v1/common.proto\"Q\n\x13GetChallengeRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x14\n\x0cprotocol_min\x18\x02 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x03 \x01(\r\")\n\x14GetChallengeResponse\x12\x11\n\tchallenge\x18\x01 \x01(\x0c\"E\n\x0b\x44\x65\x63laration\x12\x11\n\tchallenge\x18\x01 \x01(\x0c\x12\x11\n\tprecision\x18\x02 \x01(\t\x12\x10\n\x08hardware\x18\x03 \x01(\t\"\xcb\x01\n\x0fRegisterRequest\x12/\n\tchallenge\x18\x01 \x01(\x0b\x32\x1c.rollswarm.v1.SignedEnvelope\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08hardware\x18\x03 \x01(\t\x12\x10\n\x08software\x18\x04 \x01(\t\x12\x0e\n\x06invite\x18\n \x01(\t\x12\x12\n\nwork_nonce\x18\x0b \x01(\x04\x12\x31\n\x0b\x64\x65\x63laration\x18\x05 \x01(\x0b\x32\x1c.rollswarm.v1.SignedEnvelope\"[\n\x10RegisterResponse\x12\r\n\x05token\x18\x01 \x01(\t\x12\x18\n\x10token_lifetime_s\x18\x02 \x01(\r\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x0e\n\x06notice\x18\x04 \x01(\t\"S\n\x14\x41\x63quireLeasesRequest\x12\x12\n\nmax_leases\x18\x01 \x01(\r\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x04\x12\x0f\n\x07wait_ms\x18\x03 \x01(\r\"b\n\x15\x41\x63quireLeasesResponse\x12#\n\x06leases\x18\x01 \x03(\x0b\x32\x13.rollswarm.v1.Lease\x12\x14\n\x0chead_version\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xae\x01\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x11\n\tsample_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12.\n\x08sampling\x18\x04 \x01(\x0b\x32\x1c.rollswarm.v1.SamplingParams\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x13\n\x0bmin_version\x18\x06 \x01(\x04\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x07 \x01(\r\"r\n\rLeaseProgress\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x14\n\x0ctoken_digest\x18\x03 \x01(\x0c\x12\x16\n\x0epolicy_version\x18\x04 \x01(\x04\x12\x11\n\tsignature\x18\x05 \x01(\x0c\"C\n\x12RenewLeasesRequest\x12-\n\x08progress\x18\x01 \x03(\x0b\x32\x1b.rollswarm.v1.LeaseProgress\"Y\n\x13RenewLeasesResponse\x12,\n\x08renewals\x18\x01 \x03(\x0b\x32\x1a.rollswarm.v1.LeaseRenewal\x12\x14\n\x0chead_version\x18\x02 \x01(\x04\"S\n\x0cLeaseRenewal\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0c\n\x04live\x18\x02 \x01(\x08\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x03 \x01(\r\x12\x0e\n\x06reason\x18\x04 \x01(\t\"8\n\x13ReturnLeasesRequest\x12\x11\n\tlease_ids\x18\x01 \x03(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"(\n\x14ReturnLeasesResponse\x12\x10\n\x08returned\x18\x01 \x01(\r\"\x96\x02\n\x0eRolloutPayload\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x11\n\tsample_id\x18\x03 \x01(\t\x12\'\n\x08segments\x18\x04 \x03(\x0b\x32\x15.rollswarm.v1.Segment\x12\x10\n\x08logprobs\x18\x05 \x01(\x0c\x12(\n\x05spans\x18\x06 \x03(\x0b\x32\x19.rollswarm.v1.VersionSpan\x12(\n\x06proofs\x18\x07 \x03(\x0b\x32\x18.rollswarm.v1.SpanProofs\x12-\n\x0bstop_reason\x18\x08 \x01(\x0e\x32\x18.rollswarm.v1.StopReason\x12\x11\n\tprecision\x18\t \x01(\t\"\x1c\n\nSpanProofs\x12\x0e\n\x06\x63hunks\x18\x01 \x03(\x0c\"E\n\x14SubmitRolloutRequest\x12-\n\x07rollout\x18\x01 \x01(\x0b\x32\x1c.rollswarm.v1.SignedEnvelope\"F\n\x15SubmitRolloutResponse\x12-\n\x07receipt\x18\x01 \x01(\x0b\x32\x1c.rollswarm.v1.SignedEnvelope\"X\n\x07Receipt\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x11\n\tsample_id\x18\x03 \x01(\t\x12\x16\n\x0ereceived_at_ms\x18\x04 \x01(\x04\"*\n\x12GetStandingRequest\x12\x14\n\x0cmax_verdicts\x18\x01 \x01(\r\"\xbf\x01\n\x13GetStandingResponse\x12\x0f\n\x07\x63redits\x18\x01 \x01(\x04\x12\x0f\n\x07strikes\x18\x02 \x01(\r\x12\x0e\n\x06\x62\x61nned\x18\x03 \x01(\x08\x12\x12\n\nban_reason\x18\x04 \x01(\t\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x05 \x01(\x04\x12\x10\n\x08rejected\x18\x06 \x01(\x04\x12\x0f\n\x07pending\x18\x07 \x01(\x04\x12-\n\x08verdicts\x18\x08 \x03(\x0b\x32\x1b.rollswarm.v1.VerdictNotice\"\x85\x01\n\rVerdictNotice\x12\x12\n\nrollout_id\x18\x01 \x01(\t\x12\x0f\n\x07outcome\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12/\n\x0cmeasurements\x18\x05 \x03(\x0b\x32\x19.rollswarm.v1.Measurement\"N\n\x0bMeasurement\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01\x12\x10\n\x08\x61\x64mitted\x18\x03 \x01(\x01\x12\x10\n\x08\x61t_least\x18\x04 \x01(\x08\x32\xe4\x04\n\rWorkerService\x12U\n\x0cGetChallenge\x12!.rollswarm.v1.GetChallengeRequest\x1a\".rollswarm.v1.GetChallengeResponse\x12I\n\x08Register\x12\x1d.rollswarm.v1.RegisterRequest\x1a\x1e.rollswarm.v1.RegisterResponse\x12X\n\rAcquireLeases\x12\".rollswarm.v1.AcquireLeasesRequest\x1a#.rollswarm.v1.AcquireLeasesResponse\x12R\n\x0bRenewLeases\x12 .rollswarm.v1.RenewLeasesRequest\x1a!.rollswarm.v1.RenewLeasesResponse\x12U\n\x0cReturnLeases\x12!.rollswarm.v1.ReturnLeasesRequest\x1a\".rollswarm.v1.ReturnLeasesResponse\x12X\n\rSubmitRollout\x12\".rollswarm.v1.SubmitRolloutRequest\x1a#.rollswarm.v1.SubmitRolloutResponse\x12R\n\x0bGetStanding\x12 .rollswarm.v1.GetStandingRequest\x1a!.rollswarm.v1.GetStandingResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,35 +49,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEASE']._serialized_start=766
   _globals['_LEASE']._serialized_end=940
   _globals['_LEASEPROGRESS']._serialized_start=942
-  _globals['_LEASEPROGRESS']._serialized_end=1037
-  _globals['_RENEWLEASESREQUEST']._serialized_start=1039
-  _globals['_RENEWLEASESREQUEST']._serialized_end=1106
-  _globals['_RENEWLEASESRESPONSE']._serialized_start=1108
-  _globals['_RENEWLEASESRESPONSE']._serialized_end=1197
-  _globals['_LEASERENEWAL']._serialized_start=1199
-  _globals['_LEASERENEWAL']._serialized_end=1282
-  _globals['_RETURNLEASESREQUEST']._serialized_start=1284
-  _globals['_RETURNLEASESREQUEST']._serialized_end=1340
-  _globals['_RETURNLEASESRESPONSE']._serialized_start=1342
-  _globals['_RETURNLEASESRESPONSE']._serialized_end=1382
-  _globals['_ROLLOUTPAYLOAD']._serialized_start=1385
-  _globals['_ROLLOUTPAYLOAD']._serialized_end=1663
-  _globals['_SPANPROOFS']._serialized_start=1665
-  _globals['_SPANPROOFS']._serialized_end=1693
-  _globals['_SUBMITROLLOUTREQUEST']._serialized_start=1695
-  _globals['_SUBMITROLLOUTREQUEST']._serialized_end=1764
-  _globals['_SUBMITROLLOUTRESPONSE']._serialized_start=1766
-  _globals['_SUBMITROLLOUTRESPONSE']._serialized_end=1836
-  _globals['_RECEIPT']._serialized_start=1838
-  _globals['_RECEIPT']._serialized_end=1926
-  _globals['_GETSTANDINGREQUEST']._serialized_start=1928
-  _globals['_GETSTANDINGREQUEST']._serialized_end=1970
-  _globals['_GETSTANDINGRESPONSE']._serialized_start=1973
-  _globals['_GETSTANDINGRESPONSE']._serialized_end=2164
-  _globals['_VERDICTNOTICE']._serialized_start=2167
-  _globals['_VERDICTNOTICE']._serialized_end=2300
-  _globals['_MEASUREMENT']._serialized_start=2302
-  _globals['_MEASUREMENT']._serialized_end=2380
-  _globals['_WORKERSERVICE']._serialized_start=2383
-  _globals['_WORKERSERVICE']._serialized_end=2995
+  _globals['_LEASEPROGRESS']._serialized_end=1056
+  _globals['_RENEWLEASESREQUEST']._serialized_start=1058
+  _globals['_RENEWLEASESREQUEST']._serialized_end=1125
+  _globals['_RENEWLEASESRESPONSE']._serialized_start=1127
+  _globals['_RENEWLEASESRESPONSE']._serialized_end=1216
+  _globals['_LEASERENEWAL']._serialized_start=1218
+  _globals['_LEASERENEWAL']._serialized_end=1301
+  _globals['_RETURNLEASESREQUEST']._serialized_start=1303
+  _globals['_RETURNLEASESREQUEST']._serialized_end=1359
+  _globals['_RETURNLEASESRESPONSE']._serialized_start=1361
+  _globals['_RETURNLEASESRESPONSE']._serialized_end=1401
+  _globals['_ROLLOUTPAYLOAD']._serialized_start=1404
+  _globals['_ROLLOUTPAYLOAD']._serialized_end=1682
+  _globals['_SPANPROOFS']._serialized_start=1684
+  _globals['_SPANPROOFS']._serialized_end=1712
+  _globals['_SUBMITROLLOUTREQUEST']._serialized_start=1714
+  _globals['_SUBMITROLLOUTREQUEST']._serialized_end=1783
+  _globals['_SUBMITROLLOUTRESPONSE']._serialized_start=1785
+  _globals['_SUBMITROLLOUTRESPONSE']._serialized_end=1855
+  _globals['_RECEIPT']._serialized_start=1857
+  _globals['_RECEIPT']._serialized_end=1945
+  _globals['_GETSTANDINGREQUEST']._serialized_start=1947
+  _globals['_GETSTANDINGREQUEST']._serialized_end=1989
+  _globals['_GETSTANDINGRESPONSE']._serialized_start=1992
+  _globals['_GETSTANDINGRESPONSE']._serialized_end=2183
+  _globals['_VERDICTNOTICE']._serialized_start=2186
+  _globals['_VERDICTNOTICE']._serialized_end=2319
+  _globals['_MEASUREMENT']._serialized_start=2321
+  _globals['_MEASUREMENT']._serialized_end=2399
+  _globals['_WORKERSERVICE']._serialized_start=2402
+  _globals['_WORKERSERVICE']._serialized_end=3014
 # @@protoc_insertion_point(module_scope)

@@ -102,16 +102,18 @@ class Lease(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., sample_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., min_version: _Optional[int] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
 
 class LeaseProgress(_message.Message):
-    __slots__ = ("lease_id", "length", "token_digest", "policy_version")
+    __slots__ = ("lease_id", "length", "token_digest", "policy_version", "signature")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_DIGEST_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     length: int
     token_digest: bytes
     policy_version: int
-    def __init__(self, lease_id: _Optional[str] = ..., length: _Optional[int] = ..., token_digest: _Optional[bytes] = ..., policy_version: _Optional[int] = ...) -> None: ...
+    signature: bytes
+    def __init__(self, lease_id: _Optional[str] = ..., length: _Optional[int] = ..., token_digest: _Optional[bytes] = ..., policy_version: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class RenewLeasesRequest(_message.Message):
     __slots__ = ("progress",)

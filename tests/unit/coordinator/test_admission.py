@@ -115,9 +115,10 @@ def test_a_submission_extends_what_was_committed(committed: int) -> None:
     lease = replace(LEASE, commitment=Commitment(committed, token_digest(tokens[:committed]), 0))
     assert decide(make_rollout(tokens=tokens), lease) == Accepted()
     other = (200, *tokens[1:])
-    assert refusal(decide(make_rollout(tokens=other), lease)) == (
-        RejectionReason.COMMITMENT,
-        f"does not begin with the {committed} tokens committed before",
+    reason, detail = refusal(decide(make_rollout(tokens=other), lease))
+    assert reason is RejectionReason.COMMITMENT
+    assert detail.startswith(
+        f"does not begin with the {committed} tokens committed before: lease {LEASE.lease_id}, sha256"
     )
 
 

@@ -26,6 +26,7 @@ from coordinator.store import tables as t
 from protocol.declaration import Declaration
 from protocol.errors import BadSignature, OurFault, UserError, WorkerFault
 from protocol.lease import Commitment
+from protocol.renewal import check_renewal
 from protocol.rollout import RejectionReason, SamplingParams, token_digest
 from protocol.rotation import sign_rotation
 from protocol.signing import Identity, SignedEnvelope
@@ -509,3 +510,19 @@ async def test_a_run_that_asks_for_work(servers: Servers) -> None:
         await servers.worker(make_identity(63)).register(patience_s=0.0)
     await servers.worker(make_identity(63), join="work", work_bits=8).register(patience_s=0.0)
     await servers.worker(make_identity(63)).register(patience_s=0.0)
+
+
+async def test_a_renewal_that_is_not_signed_is_refused(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = servers.worker()
+    leases, _, _ = await worker.acquire(1, 0, 0.0)
+    tokens = make_tokens(4)
+    commitment = Commitment(4, token_digest(tokens), 0)
+    renewed, _ = await worker.renew({leases[0].lease_id: commitment})
+    assert renewed[leases[0].lease_id][1] == ""
+    row = await servers.run.row(t.leases, t.leases.c.lease_id == leases[0].lease_id)
+    check_renewal(
+        STRANGER.key_id, RUN_ID, row.lease_id, Commitment(4, row.committed_digest, 0, row.committed_signature)
+    )
+    monkeypatch.setattr("coordinator.client.sign_renewal", lambda *facts: bytes(64))
+    with pytest.raises(BadSignature, match="is not signed"):
+        await worker.renew({leases[0].lease_id: commitment})

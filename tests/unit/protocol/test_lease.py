@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import WorkerFault
@@ -91,6 +91,7 @@ def test_a_lease_that_has_no_token_yet_never_grows_stale() -> None:
     assert renewed(LEASE, commit((1,), version=7), oldest=7).commitment.version == 7
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=20), st.integers(0, 20), st.integers(0, 2**32 - 1))
 def test_a_submission_must_begin_with_what_was_committed(tokens: list[int], length: int, other: int) -> None:
     whole = tuple(tokens)
@@ -135,6 +136,7 @@ commitments = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(commitments, st.floats(0, 400), st.integers(0, 4)), max_size=12))
 def test_whatever_a_renewal_says_it_is_refused_or_binds_for_good(renewals: list[tuple[Commitment, float, int]]) -> None:
     """Any field that the wire can carry, in any order and at any time."""
