@@ -72,6 +72,10 @@ class TrainerConfig(BaseModel):
     publish_every: int = Field(1, ge=1)
     checkpoint_every: int = Field(1, ge=1)
     keep_checkpoints: int = Field(2, ge=1)
+    evaluate_every: int = Field(0, ge=0)
+    evaluate_tasks: int = Field(100, ge=1)
+    evaluate_samples: int = Field(4, ge=1)
+    evaluations: Path = Path("evaluations")
     tensorboard: Path | None = Path("tensorboard")
     wandb_project: str = ""
     lora_rank: int = Field(0, ge=0)
@@ -142,7 +146,9 @@ def load_trainer_run(path: Path) -> TrainerRun:
         errors = [{**item, "loc": ("trainer", *item["loc"])} for item in error.errors()]
         raise UserError(explain_validation(errors, str(path))) from None
     folder = path.resolve().parent
-    paths = {name: folder / getattr(config, name) for name in ("origin_data", "key", "token", "checkpoints")}
+    paths = {
+        name: folder / getattr(config, name) for name in ("origin_data", "key", "token", "checkpoints", "evaluations")
+    }
     for name in ("coordinator_ca", "teacher", "tensorboard"):
         if getattr(config, name) is not None:
             paths[name] = folder / getattr(config, name)

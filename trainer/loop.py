@@ -29,6 +29,7 @@ from trainer.checkpoint import Checkpoint, load_latest
 from trainer.checkpointing import Checkpointer
 from trainer.config import TrainerRun
 from trainer.crew import Crew
+from trainer.evaluating import PeriodicEvaluation
 from trainer.publish import Publisher
 from trainer.step import StepResult
 from trainer.team import Team
@@ -61,9 +62,11 @@ class Trainer:
         identity: Identity,
         stop: asyncio.Event,
         team: Team | None = None,
+        evaluation: PeriodicEvaluation | None = None,
     ) -> None:
         self._run = run
         self._team = team or Team()
+        self._evaluation = evaluation
         self._config = run.trainer
         self._model_path = run.model_path
         self._client = client
@@ -186,7 +189,12 @@ class Trainer:
         if position.unpublished >= self._config.publish_every:
             position.version += 1
             position.unpublished = 0
-            await self._publish(position, await asyncio.to_thread(crew.weights), publisher)
+            weights = await asyncio.to_thread(crew.weights)
+            await self._publish(position, weights, publisher)
+            if self._evaluation is not None and self._evaluation.due(position.version):
+                await self._evaluation.begin(weights, position.version)
+        if self._evaluation is not None:
+            result.metrics.update(self._evaluation.collect())
         await self._client.report(
             batch=position.batch - 1,
             trainer_version=trained_by,

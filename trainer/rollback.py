@@ -26,7 +26,7 @@ async def run_rollback(path: Path, version: int) -> str:
     run = load_trainer_run(path)
     config = run.trainer
     chosen = await asyncio.to_thread(newest_up_to, config.checkpoints, version)
-    client = TrainerClient(config.coordinator, trainer_token.load(config.token))
+    client = TrainerClient(config.coordinator, trainer_token.load(config.token), ca=config.coordinator_ca)
     try:
         done = await client.withdraw(version)
     finally:

@@ -16,8 +16,9 @@ from protocol import keyfile
 from protocol.errors import OurFault, UserError
 from protocol.signing import SignedEnvelope
 from shardcast.publish import key_rotations
-from trainer.config import load_trainer_run
+from trainer.config import TrainerRun, load_trainer_run
 from trainer.crew import Crew, objective_of
+from trainer.evaluating import EvaluationPlan, PeriodicEvaluation
 from trainer.loop import Trainer
 from trainer.step import StepResult
 from trainer.steplog import open_logs
@@ -59,12 +60,31 @@ async def run_trainer(path: Path, environment: Mapping[str, str]) -> None:
         _log_step(batch, result)
         logs.write(batch, result.metrics)
 
+    evaluation = _evaluation(run, path)
     try:
-        await Trainer(run, client, identity, stop, team).run(on_step)
+        await Trainer(run, client, identity, stop, team, evaluation).run(on_step)
     finally:
+        if evaluation is not None:
+            await evaluation.close()
         logs.close()
         await client.close()
         team.leave()
+
+
+def _evaluation(run: TrainerRun, path: Path) -> PeriodicEvaluation | None:
+    config = run.trainer
+    if not config.evaluate_every:
+        return None
+    return PeriodicEvaluation(
+        EvaluationPlan(
+            config=path,
+            model=run.model_path,
+            out=config.evaluations,
+            every=config.evaluate_every,
+            tasks=config.evaluate_tasks,
+            samples=config.evaluate_samples,
+        )
+    )
 
 
 async def _rotations(origin: str) -> list[SignedEnvelope]:

@@ -27,6 +27,11 @@ def default_home() -> Path:
     return (Path(base) if base else Path.home() / ".local" / "share") / "rollswarm"
 
 
+def chosen_gpus() -> str | None:
+    """CUDA_VISIBLE_DEVICES, None if it is not set."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
 def config_path() -> Path:
     """The TOML file, whether or not it exists."""
     named = os.environ.get(f"{_PREFIX}CONFIG")

@@ -66,11 +66,24 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
     return tuple(found)
 
 
-def measure(home: Path) -> Machine:
-    """Look at this machine. Never raises: what can't be had is told as 0 or in `driver_problem`."""
+def visible(gpus: tuple[Gpu, ...], chosen: str | None) -> tuple[Gpu, ...]:
+    """Those that CUDA_VISIBLE_DEVICES leaves, in its order: None leaves all, "" none. Names other than numbers leave all."""
+    if chosen is None:
+        return gpus
+    numbers = [part.strip() for part in chosen.split(",") if part.strip()]
+    if not all(number.isdigit() for number in numbers):
+        return gpus
+    return tuple(gpus[int(number)] for number in numbers if int(number) < len(gpus))
+
+
+def measure(home: Path, chosen: str | None = None) -> Machine:
+    """Look at this machine. Never raises: what can't be had is told as 0 or in `driver_problem`.
+
+    `chosen`: what CUDA_VISIBLE_DEVICES says.
+    """
     gpus, problem = _gpus()
     return Machine(
-        gpus=gpus,
+        gpus=visible(gpus, chosen),
         driver_problem=problem,
         cpus=os.cpu_count() or 1,
         memory_free=_memory_free(),

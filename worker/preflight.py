@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from protocol.errors import RollswarmError, UserError
 from shardcast.client import ShardcastClient
-from worker.config import WorkerConfig
+from worker.config import WorkerConfig, chosen_gpus
 from worker.machine import Machine, measure
 from worker.need import Need, need_of, shortages
 
@@ -23,7 +23,7 @@ async def look(shardcast: ShardcastClient, config: WorkerConfig, say: Callable[[
 
     A run that has no version yet, or relays that are away for now, are no reason to stop: the worker waits for them.
     """
-    machine = await asyncio.to_thread(measure, config.home)
+    machine = await asyncio.to_thread(measure, config.home, chosen_gpus())
     say(f"this machine: {machine.words}")
     if machine.driver_problem:
         trouble = f"the GPU driver says: {machine.driver_problem}; `worker doctor` tells what to do"

@@ -16,9 +16,9 @@ workers that swap, the version published packed as well, as is the default; `raw
 version published as the difference to the one before, which the workers have (a simulated Adam step at 1e-6), held against
 the bound of `full`. Everything is held against the bound of the whole file, and beside that against the same links' bound for
 the bytes that the variant must move (`needed`, a share of the file). `published` is the PyPI package `shardcast` 0.3.2 by
-its own defaults (50 MB shards, 10 downloads at once), its relays and workers asking for news every second (a worker that
-hears of the version once waits for the next answer to say so too: with one relay behind the other, the package's client
-guesses the number of shards, and may ask for ever for those that don't exist).
+its own defaults (50 MB shards, 10 downloads at once), its relays and workers asking for news every second (a worker begins
+when both relays list the version: with one relay behind the other, the package's client guesses the number of shards, and may
+ask for ever for those that don't exist).
 
 The sweep has 2 to 32 workers at `--sweep-mbit` with a smaller file: two cores can't carry 34 hosts at 200 Mbit/s. `CPU` is
 the share of all cores' time that origin, relays and workers used: a row where it nears 1 is bound by this machine.

@@ -7,6 +7,7 @@ workers do. Its workers and relays first fetch a `data1.bin` from each source, t
 import pathlib
 import sys
 import time
+import urllib.request
 
 import shardcast
 
@@ -36,16 +37,25 @@ def work(data: str, *servers: str) -> None:
     """Wait for a version, fetch it, and say when it was whole and checked."""
     client = shardcast.ClientNode(list(servers), data)
     print("ready", flush=True)
-    path, seen = None, 0
-    while path is None:  # it answers None also when the other relay doesn't know the version yet
+    path = None
+    while path is None:
         time.sleep(POLL_S)
+        # Each of the package's questions goes to a server at random, and a download that meets one without the version
+        # guesses the number of shards and may never end: so all must list it.
         versions = client.list_available_versions()
-        # Each question goes to a relay at random. A download that meets a relay without the version guesses the number
-        # of shards, and may then never end, so the version must have been seen twice.
-        seen = seen + 1 if versions else 0
-        path = client.download_version(max(versions)) if seen > 1 else None
+        if versions and all(lists_versions(server) for server in servers):
+            path = client.download_version(max(versions))
     print(f"done {time.monotonic()} {pathlib.Path(path).stat().st_size}", flush=True)
     sys.stdin.read()
+
+
+def lists_versions(server: str) -> bool:
+    """Whether a server's list of versions names any."""
+    try:
+        with urllib.request.urlopen(f"{server}/distribution.txt", timeout=5) as answer:
+            return b":" in answer.read()
+    except OSError:
+        return False
 
 
 if __name__ == "__main__":

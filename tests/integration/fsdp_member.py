@@ -25,7 +25,7 @@ STEPS, MORE = 3, 2
 
 def make_crew(model: Path, team: Team) -> Crew:
     # A small budget makes an odd number of microbatches, so that one process has one more.
-    config = TrainerConfig(learning_rate=1e-3, token_budget=16, threads=1, share_prompts=False, loss="ipo")
+    config = TrainerConfig(learning_rate=3e-4, token_budget=16, threads=1, share_prompts=False, loss="ipo")
     return Crew(TrainerRun(model_path=model, trainer=config), 1.0, team)
 
 

@@ -66,4 +66,4 @@ def test_the_number_of_processes_changes_nothing(out: Path, left: str, right: st
 @pytest.mark.timeout(PATIENCE_S + 300)
 def test_it_did_train(out: Path) -> None:
     before, after = weights(out / "one"), weights(out / "one-after-one")
-    assert max(float((before[name] - after[name]).abs().max()) for name in before) > 1e-3
+    assert max(float((before[name] - after[name]).abs().max()) for name in before) > 1e-4

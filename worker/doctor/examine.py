@@ -12,7 +12,7 @@ from protocol import keyfile
 from protocol.errors import UserError
 from protocol.terms import RunTerms
 from shardcast.client import ShardcastClient
-from worker.config import WorkerConfig
+from worker.config import WorkerConfig, chosen_gpus
 from worker.doctor import checks, probes
 from worker.doctor.checks import Relay
 from worker.doctor.findings import Finding, warn
@@ -26,7 +26,7 @@ _PATIENCE_S = 5.0
 async def examine(url: str, config: WorkerConfig, ca: Path | None = None) -> list[Finding]:
     """Everything, in the order in which it would fail. Raises UserError only for a URL that is none."""
     trust = Trust(url, ca)
-    machine = await asyncio.to_thread(measure, config.home)
+    machine = await asyncio.to_thread(measure, config.home, chosen_gpus())
     findings = [checks.driver(machine), await _cuda(machine)]
     network, terms = await _coordinator(trust, machine)
     relays, need = await _weights(terms, config)

@@ -136,7 +136,9 @@ def test_every_pod_is_guarded_bounded_and_probed() -> None:
         for container in (*spec["containers"], *spec.get("initContainers", ())):
             assert container["securityContext"]["readOnlyRootFilesystem"] is True
             assert {"cpu", "memory"} <= container["resources"]["limits"].keys()
-        assert all("livenessProbe" in container for container in spec["containers"]), each["metadata"]["name"]
+        for container in spec["containers"]:
+            probes = {"startupProbe", "readinessProbe", "livenessProbe"} & container.keys()
+            assert len(probes) == (3 if "ports" in container else 0), container["name"]
 
 
 def test_systemd_takes_the_units() -> None:

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import trainer.rollback as module
+from coordinator import trainer_token
+from coordinator.client import Withdrawn
 from protocol.errors import UserError
 from trainer.checkpoint import Checkpoint, checkpoints, load_latest, random_state, save_checkpoint
 from trainer.rollback import go_back, newest_up_to
@@ -44,3 +47,43 @@ def test_the_run_goes_on_with_old_weights_under_new_numbers(root: Path) -> None:
         assert checkpoint.weights["w"].tolist() == [4.0, 4.0]
         assert checkpoint.optimizer == {"steps": 4}
         assert [folder.name for folder in checkpoints(root)] == ["checkpoint-00000006", "checkpoint-00000004"]
+
+
+class Client:
+    """Stands for the coordinator, whose own side is in tests/unit/coordinator/test_client.py."""
+
+    def __init__(self, endpoint: str, token: str, ca: Path | None) -> None:
+        self.closed = False
+
+    async def withdraw(self, kept_version: int) -> Withdrawn:
+        if kept_version == 5:
+            raise UserError("version 5 is not published")
+        return Withdrawn(next_version=7, next_batch=6, withdrawn=2, purged=3)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def config(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(module, "TrainerClient", Client)
+    trainer_token.load_or_create(root / "trainer.token")
+    path = root / "run.toml"
+    path.write_text('[model]\npath = "model"\n[trainer]\ncheckpoints = "."\n')
+    return path
+
+
+async def test_it_says_what_was_done(config: Path, root: Path) -> None:
+    said = await module.run_rollback(config, 4)
+    assert "2 versions are withdrawn and 3 rollouts purged" in said
+    assert "weights of version 4 as version 7" in said
+    checkpoint, _ = load_latest(root)
+    assert (checkpoint.step, checkpoint.policy_version) == (6, 7)
+
+
+@pytest.mark.parametrize("version", [1, 5])
+async def test_what_is_refused_changes_nothing(config: Path, root: Path, version: int) -> None:
+    before = [folder.name for folder in checkpoints(root)]
+    with pytest.raises(UserError):
+        await module.run_rollback(config, version)
+    assert [folder.name for folder in checkpoints(root)] == before

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.unit.worker.machines import GIB, RTX4090, machine
-from worker.machine import gib, measure, parse_gpus, writable
+from tests.unit.worker.machines import GIB, RTX4090, T4, machine
+from worker.machine import gib, measure, parse_gpus, visible, writable
 
 
 def test_what_the_driver_prints_is_read_and_nonsense_left_out() -> None:
@@ -16,6 +16,15 @@ def test_what_the_driver_prints_is_read_and_nonsense_left_out() -> None:
 def test_this_machine_is_measured_whatever_it_is(tmp_path: Path) -> None:
     found = measure(tmp_path / "not" / "there" / "yet")
     assert found.cpus >= 1 and found.memory_free > 0 and found.disk_free > 0
+
+
+def test_gpus_that_are_hidden_from_the_engine_do_not_count() -> None:
+    both = (RTX4090, T4)
+    assert visible(both, None) == both
+    assert visible(both, "") == ()
+    assert visible(both, "1") == (T4,)
+    assert visible(both, "1,0,7") == (T4, RTX4090)
+    assert visible(both, "GPU-8f2c") == both
 
 
 def test_a_machine_in_words() -> None:

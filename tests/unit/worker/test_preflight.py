@@ -29,7 +29,7 @@ class Source:
 
 @pytest.fixture
 def _big_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "measure", lambda home: machine(RTX4090))
+    monkeypatch.setattr(preflight, "measure", lambda home, chosen: machine(RTX4090))
 
 
 @pytest.mark.usefixtures("_big_gpu")
@@ -60,7 +60,7 @@ async def test_a_run_without_a_version_or_relays_for_now_is_waited_for(tmp_path:
 async def test_a_broken_driver_stops_only_the_build_that_needs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu_build: bool
 ) -> None:
-    monkeypatch.setattr(preflight, "measure", lambda home: machine(problem="no devices were found"))
+    monkeypatch.setattr(preflight, "measure", lambda home, chosen: machine(problem="no devices were found"))
     monkeypatch.setattr(preflight, "_build_for_gpus", lambda: gpu_build)
     said: list[str] = []
     if gpu_build:
