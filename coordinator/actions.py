@@ -5,6 +5,8 @@ drain    no new groups are begun; those that are open are finished   operator
 resume   go on after either                                          operator
 ban      take nothing more from a worker, purge what is untrained    operator
 pardon   lift a ban, clear strikes and evidence                      operator
+admit    take a hardware class at its word                           operator
+refuse   lease nothing to a hardware class                           operator
 set      turn one of `coordinator.knobs.KNOBS`                       admin
 """
 
@@ -16,10 +18,12 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator import knobs, verdicts
+from coordinator.hardware import HardwareState
 from coordinator.operators import Role
-from coordinator.store import events, evidence, workers
+from coordinator.store import events, evidence, hardware, workers
 from coordinator.store import knobs as knob_store
 from coordinator.store import tables as t
+from protocol.declaration import HARDWARE_LENGTH, printable
 from protocol.errors import UserError
 from protocol.ledger import Entry, EntryKind
 from protocol.signing import KEY_ID_PREFIX
@@ -30,6 +34,8 @@ NEEDS: Mapping[str, Role] = {
     "resume": Role.OPERATOR,
     "ban": Role.OPERATOR,
     "pardon": Role.OPERATOR,
+    "admit": Role.OPERATOR,
+    "refuse": Role.OPERATOR,
     "set": Role.ADMIN,
 }
 
@@ -45,9 +51,24 @@ async def perform(
         reason = arguments.get("reason", "").strip()[:500] or f"by {actor}"
         await set_standing(connection, worker, reason, banned=action == "ban", actor=actor, at=at)
         return f"{worker} is {'banned' if action == 'ban' else 'pardoned'}"
+    if action in ("admit", "refuse"):
+        return await decide_hardware(connection, action, arguments.get("hardware", ""), actor=actor, at=at)
     if action == "set":
         return await turn(connection, arguments.get("name", ""), arguments.get("value", ""), actor=actor, at=at)
     raise UserError(f"there is no action {action!r:.40}: {', '.join(NEEDS)}")
+
+
+async def decide_hardware(connection: AsyncConnection, action: str, name: str, *, actor: str, at: float) -> str:
+    """Admit or refuse a hardware class, exactly as it is named, whether it was seen or not.
+
+    From then on rollouts of an admitted class are judged like all others, and of a refused one nothing is leased out.
+    """
+    if name != printable(name, HARDWARE_LENGTH) or not name:
+        raise UserError(f"no hardware class is named {name!r:.140}: `coordinator classes` lists them")
+    state = HardwareState.ADMITTED if action == "admit" else HardwareState.REFUSED
+    await hardware.decide(connection, name, state.value, at)
+    await events.record(connection, at=at, actor=actor, action=action, subject=name, detail="hardware class")
+    return f"{name} is {state}"
 
 
 async def set_granting(connection: AsyncConnection, action: str, *, actor: str, at: float) -> str:

@@ -299,7 +299,7 @@ def admit(
     config: ConfigPath, hardware: Annotated[str, typer.Argument(help="As `coordinator classes` names it.")]
 ) -> None:
     """Take a kind of hardware at its word: from now on its rejections count. Calibrate on it first, or look at how it does."""
-    _decide(config, hardware, "admitted")
+    _perform(config, "admit", hardware=hardware)
 
 
 @app.command()
@@ -307,7 +307,7 @@ def refuse(
     config: ConfigPath, hardware: Annotated[str, typer.Argument(help="As `coordinator classes` names it.")]
 ) -> None:
     """Lease nothing more to workers on a kind of hardware."""
-    _decide(config, hardware, "refused")
+    _perform(config, "refuse", hardware=hardware)
 
 
 @app.command()
@@ -342,17 +342,6 @@ def _set_standing(config: Path, worker: str, reason: str, *, banned: bool) -> No
 
     worker_id = asyncio.run(set_standing(load_run_file(config).run.database, worker, reason, banned=banned))
     typer.echo(f"{worker_id} is {'banned' if banned else 'pardoned'}")
-
-
-def _decide(config: Path, name: str, state: str) -> None:
-    import asyncio
-
-    from coordinator.config import load_run_file
-    from coordinator.hardware import HardwareState
-    from coordinator.operate import decide_hardware
-
-    asyncio.run(decide_hardware(load_run_file(config).run.database, name, HardwareState(state)))
-    typer.echo(f"{name} is {state}")
 
 
 def _perform(config: Path, action: str, **arguments: str) -> None:

@@ -11,14 +11,12 @@ from contextlib import asynccontextmanager
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from coordinator import actions, joining, operators
-from coordinator.hardware import HardwareState
 from coordinator.operators import Role
 from coordinator.store import database, events, hardware, invites
 from coordinator.store import operators as operator_store
 from coordinator.store import run as run_store
 from coordinator.store.database import Database
 from coordinator.store.hardware import HardwareLine
-from protocol.declaration import HARDWARE_LENGTH, printable
 from protocol.errors import UserError
 
 _ACTOR = "operator"
@@ -52,20 +50,6 @@ async def set_standing(url: str, worker: str, reason: str, *, banned: bool) -> s
         at = await database.now(connection)
         await actions.set_standing(connection, found, reason, banned=banned, actor=_ACTOR, at=at)
     return found
-
-
-async def decide_hardware(url: str, name: str, state: HardwareState) -> None:
-    """Admit or refuse a hardware class, exactly as it is named, whether it was seen or not.
-
-    From then on rollouts of an admitted class are judged like all others, and of a refused one nothing is leased out.
-    """
-    if name != printable(name, HARDWARE_LENGTH) or not name:
-        raise UserError(f"no hardware class is named {name!r}: `coordinator classes` lists them")
-    async with _opened(url) as db, db.write() as connection:
-        at = await database.now(connection)
-        await hardware.decide(connection, name, state.value, at)
-        action = "admit" if state is HardwareState.ADMITTED else "refuse"
-        await events.record(connection, at=at, actor="operator", action=action, subject=name, detail="hardware class")
 
 
 async def list_hardware(url: str) -> Sequence[HardwareLine]:

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
-from coordinator.hardware import HardwareState
-from coordinator.operate import decide_hardware, list_hardware
+from coordinator.operate import list_hardware, perform
 from coordinator.store import hardware
 from coordinator.store import tables as t
 from coordinator.verification.pooled import COMPARISONS, PROOF_MANTISSA, STRIKE, PooledClass, PooledTest
@@ -122,7 +121,7 @@ async def test_a_later_declaration_changes_nothing_about_what_is_leased(tried: S
 
 
 async def test_an_admitted_class_is_judged_like_all_others(tried: StoredRun) -> None:
-    await decide_hardware(url_of(tried), NAME, HardwareState.ADMITTED)
+    await perform(url_of(tried), "admit", {"hardware": NAME})
     await tried.work(DAVE, 1)
     await tried.judge(rejected())
     assert (await tried.standing(DAVE)).strikes == 1
@@ -130,13 +129,13 @@ async def test_an_admitted_class_is_judged_like_all_others(tried: StoredRun) -> 
 
 
 async def test_a_refused_class_gets_no_leases(tried: StoredRun) -> None:
-    await decide_hardware(url_of(tried), NAME, HardwareState.REFUSED)
+    await perform(url_of(tried), "refuse", {"hardware": NAME})
     assert (await tried.leasing.acquire(DAVE.key_id, 1)).reason == "hardware"
     assert await subjects(tried, "refuse") == [NAME]
 
 
 async def test_a_class_may_be_admitted_before_anyone_has_it(run: StoredRun) -> None:
-    await decide_hardware(url_of(run), NAME, HardwareState.ADMITTED)
+    await perform(url_of(run), "admit", {"hardware": NAME})
     await run.join(DAVE, declared=H200)
     (lease,) = await run.lease(DAVE, 1)
     row = await run.row(t.leases, t.leases.c.lease_id == lease.lease_id)
@@ -146,7 +145,7 @@ async def test_a_class_may_be_admitted_before_anyone_has_it(run: StoredRun) -> N
 @pytest.mark.parametrize("name", ["", "a\x1bb", "x" * 129])
 async def test_a_name_that_no_worker_can_have_is_refused(run: StoredRun, name: str) -> None:
     with pytest.raises(UserError, match="no hardware class is named"):
-        await decide_hardware(url_of(run), name, HardwareState.ADMITTED)
+        await perform(url_of(run), "admit", {"hardware": name})
 
 
 async def test_evidence_in_shadow_alerts_and_leaves_other_evidence_alone(tried: StoredRun) -> None:
