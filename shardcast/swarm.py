@@ -42,7 +42,7 @@ class SwarmConfig:
     port: int = DEFAULT_PORT
     max_upload_mbit: float | None = None
     connections: int = 60
-    uploads: int = 8  # peers sent to at a time: each piece is whole at some soon, who pass it on, not at all of them late
+    uploads: int = 8  # peers sent to at a time: few have each piece soon and pass it on, not all of them late
 
 
 class Member:
