@@ -56,13 +56,15 @@ def fit(calibration: Sequence[Measure], trial: Sequence[Measure], *, probability
     margin_max = admitted("seed_margin_max", (item.margin_max for item in calibration))
     thresholds = Thresholds(
         chunks=tuple(_chunk_thresholds(calibration, index, admitted) for index in range(len(LENGTH_CLASSES))),
-        logprob_gap_median_max=admitted(
-            "logprob_gap_median_max", (item.gap_median - gap_max / item.tokens for item in calibration)
+        logprob_gap_median_max=max(
+            _of_long_ones(calibration, [item.gap_median for item in calibration]),
+            admitted("logprob_gap_median_max", (item.gap_median - gap_max / item.tokens for item in calibration)),
         ),
         logprob_gap_max=gap_max,
         seed_margin_max=margin_max,
-        seed_margin_mean_max=admitted(
-            "seed_margin_mean_max", ((item.margin_sum - margin_max) / item.tokens for item in calibration)
+        seed_margin_mean_max=max(
+            _of_long_ones(calibration, [item.margin_sum / item.tokens for item in calibration]),
+            admitted("seed_margin_mean_max", ((item.margin_sum - margin_max) / item.tokens for item in calibration)),
         ),
         eos_logprob_min=math.log(each),
         source=source,
@@ -72,6 +74,16 @@ def fit(calibration: Sequence[Measure], trial: Sequence[Measure], *, probability
         for name in exceeds(item, thresholds):
             exceeded[name] = exceeded.get(name, 0) + 1
     return Fit(thresholds, tails, len(calibration), len(trial), exceeded)
+
+
+def _of_long_ones(calibration: Sequence[Measure], values: Sequence[float]) -> float:
+    """The largest of these averages over a rollout, among those of whole chunks (of the longest, if there are none).
+
+    What a single token adds to an average fades with the length, the honest average does not: a run's completions may be far
+    longer than those measured, and must not be held to less than it.
+    """
+    enough = min(LENGTH_CLASSES[-1], max(item.tokens for item in calibration))
+    return max(value for item, value in zip(calibration, values, strict=True) if item.tokens >= enough)
 
 
 def exceeds(item: Measure, thresholds: Thresholds) -> set[str]:

@@ -67,6 +67,14 @@ def test_a_smaller_probability_gives_wider_thresholds() -> None:
     assert wide.for_chunk(32).mantissa_mean_max > narrow.for_chunk(32).mantissa_mean_max
 
 
+def test_rollouts_far_longer_than_those_measured_are_held_to_no_less_than_the_honest_average() -> None:
+    measures = honest(400)
+    thresholds = fit(measures, honest(400, seed=1), probability=1e-5, source="made up").thresholds
+    long = [item for item in measures if item.tokens >= 32]
+    assert thresholds.logprob_median_allowed(10_000) > np.mean([item.gap_median for item in long])
+    assert thresholds.seed_sum_allowed(10_000) / 10_000 > np.mean([item.margin_sum / item.tokens for item in long])
+
+
 def test_a_length_class_without_data_is_named() -> None:
     short = [item for item in honest(400) if item.tokens == 3]
     with pytest.raises(UserError, match="only 0 proof chunks of 5 tokens or more"):
