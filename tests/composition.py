@@ -76,6 +76,7 @@ class Composition:
         self._namespace = f"rollswarm-test-{os.getpid()}"
         self._names: list[str] = []
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self._may_end: set[str] = set()
 
     def add(self, path: Path, environment: Mapping[str, str]) -> None:
         """Take another file's services in."""
@@ -132,11 +133,12 @@ class Composition:
             return process.wait()
 
     def wait(self, what: str, condition: Callable[[], bool], timeout_s: float, ended: Sequence[str] = ()) -> None:
-        """Wait until `condition`; fails if a service ends that is not in `ended`, or when time is out."""
+        """Wait until `condition`; fails if a service ends that never was in `ended`, or when time is out."""
+        self._may_end.update(ended)
         deadline = time.monotonic() + timeout_s
         while not condition():
             for name, process in self.running.items():
-                assert process.poll() is None or name in ended, f"{name} ended: {self.last_words(name)}"
+                assert process.poll() is None or name in self._may_end, f"{name} ended: {self.last_words(name)}"
             assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}\n{self._all_last_words()}"
             time.sleep(0.5)
 

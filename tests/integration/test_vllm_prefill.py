@@ -74,8 +74,9 @@ def assert_agree(found: PrefillResult, expected: PrefillResult) -> None:
     assert widest(found, expected, "logprobs_T") < 0.25
     assert widest(found, expected, "entropies_T") < 0.1
     assert widest(found, expected, "margins_T") < 0.3
-    assert (found.winners_T == expected.winners_T).mean() > 0.9
-    assert (found.near_T == expected.near_T).mean() > 0.8
+    # Near ties fall either way; a short completion may hold one of them among few tokens.
+    assert (found.winners_T != expected.winners_T).sum() <= max(1, 0.1 * len(found))
+    assert (found.near_T != expected.near_T).sum() <= max(2, 0.2 * len(found))
 
 
 def test_activations_logprobs_entropies_and_margins_agree(
