@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from environments.base import eval_index
 from environments.jail import Jail, isolated
-from environments.rows import Row, Split, fill, read_rows, split_rows
+from environments.rows import Row, RowTasks, Split, fill, read_rows, split_rows
 from protocol.errors import UserError
 from protocol.rollout import Task
 
@@ -27,7 +26,7 @@ _CALL = (
 
 
 @dataclass(frozen=True)
-class Code:
+class Code(RowTasks):
     """Rows of `path` (JSONL or Parquet) with the columns `prompt` and `tests`.
 
     `tests`: a list (or its JSON) of `{"input": text, "output": text}` for programs that read and print, or of
@@ -61,16 +60,6 @@ class Code:
         for row in rows:
             read_tests(row)
         return split_rows(rows, "prompt", self.eval_one_in, "code")
-
-    @property
-    def eval_size(self) -> int:
-        return len(self._split.held_out)
-
-    def task(self, index: int) -> Task:
-        return self._task(index, self._split.training_row(self.seed, index))
-
-    def eval_task(self, index: int) -> Task:
-        return self._task(eval_index(index), self._split.held_out_row(index))
 
     def score(self, task: Task, completion: str) -> float:
         program = last_block(completion)

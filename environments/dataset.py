@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from environments.base import eval_index
-from environments.rows import Row, Split, fill, read_rows, split_rows
+from environments.rows import Row, RowTasks, Split, fill, read_rows, split_rows
 from protocol.errors import UserError
 from protocol.rollout import Task
 
@@ -17,7 +16,7 @@ _MATCHES = ("exact", "contains", "last_number")
 
 
 @dataclass(frozen=True)
-class Dataset:
+class Dataset(RowTasks):
     """Rows of `path` (JSONL or Parquet) with the columns `prompt` and `reference`.
 
     `match`: `exact` (but for space around), `contains` (as words of its own; a model may then list everything: prefer
@@ -45,16 +44,6 @@ class Dataset:
     def _split(self) -> Split:
         rows = read_rows(self.path, (self.key, self.reference))
         return split_rows(rows, self.key, self.eval_one_in, "dataset")
-
-    @property
-    def eval_size(self) -> int:
-        return len(self._split.held_out)
-
-    def task(self, index: int) -> Task:
-        return self._task(index, self._split.training_row(self.seed, index))
-
-    def eval_task(self, index: int) -> Task:
-        return self._task(eval_index(index), self._split.held_out_row(index))
 
     def score(self, task: Task, completion: str) -> float:
         reference, said = str(task.reference).strip(), completion.strip()

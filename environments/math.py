@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from environments.base import eval_index
-from environments.rows import Row, Split, fill, read_rows, split_rows
+from environments.rows import Row, RowTasks, Split, fill, read_rows, split_rows
 from protocol.errors import EnvironmentFault, UserError
 from protocol.rollout import Task
 
@@ -17,7 +16,7 @@ _SECONDS = 5
 
 
 @dataclass(frozen=True)
-class Math:
+class Math(RowTasks):
     """Rows of `path` (JSONL or Parquet) with the columns `problem` and `answer`.
 
     The answer of a completion is what its last \\boxed{…} holds; a completion without one is wrong. Only that is compared, so
@@ -46,16 +45,6 @@ class Math:
             raise UserError(f"math-verify is not installed ({error}): pip install 'rollswarm[coordinator]'") from error
         rows = read_rows(self.path, (self.problem, self.answer))
         return split_rows(rows, self.problem, self.eval_one_in, "math")
-
-    @property
-    def eval_size(self) -> int:
-        return len(self._split.held_out)
-
-    def task(self, index: int) -> Task:
-        return self._task(index, self._split.training_row(self.seed, index))
-
-    def eval_task(self, index: int) -> Task:
-        return self._task(eval_index(index), self._split.held_out_row(index))
 
     def score(self, task: Task, completion: str) -> float:
         said = final_answer(completion)

@@ -6,13 +6,15 @@ Which rows are held out depends on each row's own prompt, so that adding rows mo
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from environments.base import check_index, digest_order, epoch_choice, held_out
+from environments.base import check_index, digest_order, epoch_choice, eval_index, held_out
 from protocol.errors import UserError
+from protocol.rollout import Task
 
 _MAX_ROWS = 2_000_000
 Row = Mapping[str, Any]
@@ -31,6 +33,31 @@ class Split:
 
     def held_out_row(self, index: int) -> Row:
         return self.held_out[check_index(index, len(self.held_out))]
+
+
+class RowTasks(ABC):
+    """The tasks of an environment whose rows are split: in an order by its seed, and those held out."""
+
+    seed: int
+
+    @property
+    @abstractmethod
+    def _split(self) -> Split:
+        """Its rows."""
+
+    @abstractmethod
+    def _task(self, index: int, row: Row) -> Task:
+        """The task that a row makes."""
+
+    @property
+    def eval_size(self) -> int:
+        return len(self._split.held_out)
+
+    def task(self, index: int) -> Task:
+        return self._task(index, self._split.training_row(self.seed, index))
+
+    def eval_task(self, index: int) -> Task:
+        return self._task(eval_index(index), self._split.held_out_row(index))
 
 
 def read_rows(path: str, columns: tuple[str, ...]) -> list[Row]:
