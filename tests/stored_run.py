@@ -191,8 +191,9 @@ class StoredRun:
         return standing
 
     async def rows(self, table: Any, *where: Any) -> list[Any]:
+        """In the order of their keys: PostgreSQL gives rows back as they lie on its pages, not as they came."""
         async with self.db.read() as connection:
-            return list(await connection.execute(select(table).where(*where)))
+            return list(await connection.execute(select(table).where(*where).order_by(*table.primary_key.columns)))
 
     async def row(self, table: Any, *where: Any) -> Any:
         (row,) = await self.rows(table, *where)
