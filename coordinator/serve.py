@@ -16,7 +16,8 @@ from aiohttp import web
 from coordinator.admission import Limits
 from coordinator.config import RunFile, ServerSection, make_run_id, model_shape
 from coordinator.dashboard.access import Access
-from coordinator.dashboard.views import Settings, Views
+from coordinator.dashboard.settings import Settings
+from coordinator.dashboard.views import Views
 from coordinator.grpc_server import Listener, serve_trainer, serve_workers
 from coordinator.hardware import HardwareRules
 from coordinator.limits import Door

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sqlite3
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.calibration.report import to_toml
+from coordinator.operate import make_token
+from coordinator.operators import Role
 from coordinator.verification.thresholds import DEFAULTS
 from demo.presets import Ports
 from demo.processes import Process, Processes
@@ -47,6 +50,8 @@ class Network:
             },
         )
         self.running: dict[str, Process] = {}
+        self._tokens = 0
+        self._viewer = ""
 
     def __enter__(self) -> Network:
         return self
@@ -140,10 +145,20 @@ checkpoint_every = 2
         """The key id of a worker."""
         return keyfile.load(self.folder / role.replace(":", "-") / "identity.key").key_id
 
+    def token(self, role: Role) -> str:
+        """A new token of this role; the coordinator must have begun its run."""
+        self._tokens += 1
+        name = f"{role.name.lower()} {self._tokens}"
+        return asyncio.run(make_token(f"sqlite+aiosqlite:///{self.folder / 'run.db'}", name, role, None))
+
     def status(self) -> dict[str, Any] | None:
-        """The coordinator's JSON status, None while it is away."""
+        """The coordinator's JSON status as an operator sees it, None while it is away."""
+        if not self._viewer:
+            self._viewer = self.token(Role.VIEWER)
+        headers = {"Authorization": f"Bearer {self._viewer}"}
         try:
-            with urllib.request.urlopen(f"{self.url}/api/v1/status", timeout=5) as response:
+            request = urllib.request.Request(f"{self.url}/api/v1/status", headers=headers)
+            with urllib.request.urlopen(request, timeout=5) as response:
                 answer: dict[str, Any] = json.load(response)
                 return answer
         except OSError:
