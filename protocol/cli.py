@@ -24,11 +24,17 @@ class _Formatter(logging.Formatter):
         return f"{line} {extra}" if extra else line
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for what a web server says of bytes that are no HTTP: anybody may send them, and fill a log with tracebacks."""
+    return record.exc_info is None or getattr(record.exc_info[0], "__module__", "") != "aiohttp.http_exceptions"
+
+
 def set_up_logging(level: int = logging.INFO) -> None:
     """Log to standard error, one line per record."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.getLogger("aiohttp.server").addFilter(_is_news)
     for noisy in ("aiosqlite", "httpx", "urllib3", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 

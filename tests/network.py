@@ -37,6 +37,7 @@ class Network:
         self.config.write_text(self._run_file(versions, settings))
         (folder / "thresholds.toml").write_text(to_toml(DEFAULTS))
         self.url = f"http://127.0.0.1:{self.ports.http}"
+        self.database = f"sqlite+aiosqlite:///{folder / 'run.db'}"
         self._processes = Processes(
             folder / "logs",
             {
@@ -149,7 +150,7 @@ checkpoint_every = 2
         """A new token of this role; the coordinator must have begun its run."""
         self._tokens += 1
         name = f"{role.name.lower()} {self._tokens}"
-        return asyncio.run(make_token(f"sqlite+aiosqlite:///{self.folder / 'run.db'}", name, role, None))
+        return asyncio.run(make_token(self.database, name, role, None))
 
     def status(self) -> dict[str, Any] | None:
         """The coordinator's JSON status as an operator sees it, None while it is away."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import parse_qsl
 
 from aiohttp import web
 
@@ -22,6 +23,19 @@ from protocol.errors import BadSignature
 
 COOKIE = "rollswarm_session"
 _TOKEN_MAX = 200
+_FIELDS_MAX = 32
+
+
+async def read_form(request: web.Request) -> dict[str, str]:
+    """The fields of a form as our pages send it; nothing that a body says of itself (its charset, its parts) is believed.
+
+    Raises HTTPBadRequest for more fields than any form has.
+    """
+    text = (await request.read()).decode("utf-8", "replace")
+    try:
+        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=_FIELDS_MAX))
+    except ValueError:
+        raise web.HTTPBadRequest(text=f"a form has at most {_FIELDS_MAX} fields") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +100,8 @@ class Access:
 
     def check_form(self, caller: Caller, fields: Mapping[str, object]) -> None:
         """Raises HTTPForbidden if a session's request does not come from one of our own forms."""
-        if caller.csrf and not hmac.compare_digest(caller.csrf.encode(), str(fields.get("csrf", "")).encode()):
+        given = str(fields.get("csrf", "")).encode("utf-8", "replace")
+        if caller.csrf and not hmac.compare_digest(caller.csrf.encode(), given):
             raise web.HTTPForbidden(text="this form is not of your session: load the page again")
 
     async def log_in(self, token: str) -> str | None:

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from coordinator import actions
 from coordinator.dashboard import run_now
-from coordinator.dashboard.access import COOKIE, Access, Caller
+from coordinator.dashboard.access import COOKIE, Access, Caller, read_form
 from coordinator.dashboard.api.acts import perform
 from coordinator.dashboard.pages import Pages
 from coordinator.dashboard.settings import Settings
@@ -45,8 +45,8 @@ class AdminViews:
         return self._pages.render("login.html", await self._access.caller(request), problem="")
 
     async def log_in(self, request: web.Request) -> web.Response:
-        fields = await request.post()
-        session = await self._access.log_in(str(fields.get("token", "")))
+        fields = await read_form(request)
+        session = await self._access.log_in(fields.get("token", ""))
         if session is None:
             problem = "This is no token in force."
             return self._pages.render("login.html", None, problem=problem, status=401)
@@ -56,7 +56,7 @@ class AdminViews:
 
     async def log_out(self, request: web.Request) -> web.Response:
         caller = await self._access.require(request, Role.VIEWER)
-        self._access.check_form(caller, dict(await request.post()))
+        self._access.check_form(caller, await read_form(request))
         response = web.Response(status=303, headers={"Location": "/"})
         response.del_cookie(COOKIE, path="/")
         return response
@@ -95,8 +95,8 @@ class AdminViews:
 
     async def act(self, request: web.Request) -> web.Response:
         """First without `confirmed`: show what would be done. Then with it: do it."""
-        fields = dict(await request.post())
-        action = str(fields.get("action", ""))
+        fields = await read_form(request)
+        action = fields.get("action", "")
         known = actions.ACTIONS.get(action)
         caller = await self._access.require(request, Role.OPERATOR if known is None else known.needs)
         self._access.check_form(caller, fields)
