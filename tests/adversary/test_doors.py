@@ -19,7 +19,7 @@ GROWN_MIB = 48  # far more than pools and caches take after the warm-up; a leak 
 def site(postgres: Postgres, tmp_path: Path) -> Iterator[Site]:
     """On PostgreSQL: it refuses more than SQLite does."""
     with Site(tmp_path, postgres.create("doors")) as site:
-        yield site.open()
+        yield site
     postgres.drop("doors")
 
 

@@ -49,7 +49,7 @@ def doors(http: int, grpc: int, seed: int, *, postgresql: bool) -> list[str]:
     try:
         url = "" if server is None else server.create("fuzz")
         with tempfile.TemporaryDirectory(prefix="fuzz-") as folder, Site(Path(folder), url) as site:
-            outcome = fuzz_doors(site.open(), http, grpc, seed)
+            outcome = fuzz_doors(site, http, grpc, seed)
     finally:
         if server is not None:
             server.stop()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -19,9 +18,9 @@ from protocol.signing import CHALLENGE, MANIFEST, ROLLOUT, Identity
 from protocol.wire import envelope_to_wire, rollout_to_payload
 from protos.rollswarm.v1 import trainer_pb2, worker_pb2
 from tests.adversary.fuzz.mutations import FIELDS, other_bytes
+from tests.adversary.fuzz.served import TRAINER_TOKEN
 from tests.adversary.fuzz.site import Report, Site, Worker
-from tests.factories import make_proofs, make_rollout, make_spans
-from tests.tiny_model import EOS_TOKEN_ID, HIDDEN_SIZE
+from tests.factories import RUN_ID, make_rollout
 
 _AT_ONCE = 16
 _DEADLINE_S = 20.0
@@ -70,7 +69,7 @@ class GrpcDoor:
 
     async def run(self, start: int, stop: int) -> Report:
         """Calls `start` to `stop`; the report goes on from earlier ones."""
-        ports = {"WorkerService": self._site.ports.grpc, "TrainerService": self._site.ports.trainer}
+        ports = {"WorkerService": self._site.grpc, "TrainerService": self._site.trainer}
         self._channels = {name: grpc.aio.insecure_channel(f"127.0.0.1:{port}") for name, port in ports.items()}
         numbers = iter(range(start, stop))
 
@@ -117,7 +116,7 @@ class GrpcDoor:
             self._site.pardon(worker)
 
     def _metadata(self, draw: random.Random, side: str, worker: Worker) -> Sequence[tuple[str, str | bytes]]:
-        right = worker.token if side == "WorkerService" else self._site.trainer_token
+        right = worker.token if side == "WorkerService" else TRAINER_TOKEN
         if draw.random() < 0.85:
             return (("authorization", f"Bearer {right}"),)
         wrong: list[tuple[str, str | bytes]] = [
@@ -177,7 +176,7 @@ class GrpcDoor:
             length = draw.choice((0, 1, 3, 12, *_INTEGERS[:7]))
             digest = draw.choice((token_digest((1, 2, 3)), b"", draw.randbytes(32), draw.randbytes(9000)))
             commitment = Commitment(length, digest, draw.choice(_INTEGERS))
-            signature = sign_renewal(worker.identity, self._site.terms.run_id, lease.lease_id, commitment)
+            signature = sign_renewal(worker.identity, RUN_ID, lease.lease_id, commitment)
             request.progress.add(
                 lease_id=lease.lease_id,
                 length=length,
@@ -196,11 +195,8 @@ class GrpcDoor:
     def submit(self, draw: random.Random, worker: Worker) -> Message:
         """A rollout of good form under a live lease, with some of its fields changed, signed by the worker's own key."""
         lease = self._lease(draw, worker)
-        rollout = make_rollout(lease.lease_id, lease.sample_id, run_id=self._site.terms.run_id)
-        spans = make_spans(6)
-        honest = replace(rollout, spans=spans, proofs=make_proofs(spans, HIDDEN_SIZE))
-        payload = worker_pb2.RolloutPayload.FromString(rollout_to_payload(honest))
-        payload.segments[0].token_ids[-1] = EOS_TOKEN_ID
+        rollout = make_rollout(lease.lease_id, lease.sample_id)
+        payload = worker_pb2.RolloutPayload.FromString(rollout_to_payload(rollout))
         if draw.random() < 0.9:
             for mutate in draw.choices(FIELDS, k=draw.choice((1, 1, 2))):
                 mutate(draw, payload, payload)

@@ -60,7 +60,7 @@ def hostile(draw: random.Random) -> bytes:
 
 async def run(site: Site, count: int, report: Report, seed: int = 0, at_once: int = 16) -> None:
     """`count` connections, to the HTTP and the gRPC listeners in turn."""
-    ports = (site.ports.http, site.ports.grpc, site.ports.trainer)
+    ports = (site.http, site.grpc, site.trainer)
     numbers = iter(range(count))
 
     async def caller() -> None:

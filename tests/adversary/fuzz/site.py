@@ -1,4 +1,4 @@
-"""A real `coordinator serve` to be fuzzed: its own process, so that its memory, its files and its log can be looked at."""
+"""A coordinator to be fuzzed: its own process, so that its memory, its files and its log can be looked at."""
 
 from __future__ import annotations
 
@@ -11,21 +11,16 @@ from pathlib import Path
 import grpc
 
 from coordinator.operators import Role
-from protocol import keyfile
+from demo.processes import Processes
 from protocol.signing import CHALLENGE, Identity
-from protocol.terms import RunTerms, parse_terms
 from protocol.wire import envelope_to_wire
-from protos.rollswarm.v1 import trainer_pb2, trainer_pb2_grpc, worker_pb2, worker_pb2_grpc
-from tests.factories import make_version
-from tests.network import Network
+from protos.rollswarm.v1 import worker_pb2, worker_pb2_grpc
+from tests.factories import make_identity
 
-_TIMEOUT_S = 60.0
+_READY_S = 300.0
+_TIMEOUT_S = 120.0
 _KEPT = 10  # of each kind of trouble: enough to mend it by
-_SECTIONS = """
-[limits]
-key_rate = 1000000
-key_burst = 1000000
-"""
+_FIRST_WORKER = 9_000_000
 
 
 @dataclass(slots=True)
@@ -60,50 +55,31 @@ class Worker:
     token: str
 
 
-class Site(Network):
-    """The coordinator alone, with a version announced, work for everybody, and no limit per key. Use as a context.
-
-    `database`: a URL; SQLite in `folder` if none is given.
-    """
+class Site:
+    """Both doors, as `served` opens them, with work for everybody. Use as a context."""
 
     def __init__(self, folder: Path, database: str = "") -> None:
-        self._elsewhere = database
-        super().__init__(folder, settings=_SECTIONS)
-        self.database = database or self.database
-        self.joined = 0
+        """`database`: a URL; SQLite in `folder` if none is given."""
+        self._processes = Processes(folder / "logs")
+        url = database or f"sqlite+aiosqlite:///{folder / 'run.db'}"
+        self._process = self._processes.start("served", ["tests.adversary.fuzz.served", url])
+        ready = self._process.wait_ready(_READY_S)
+        self.http, self.grpc, self.trainer = (int(ready[name]) for name in ("http", "grpc", "trainer"))
+        self.tokens = {role: ready[role.name] for role in Role}
+        self.url = f"http://127.0.0.1:{self.http}"
+        self._joined = 0
 
-    def _run_file(self, versions: int, settings: str) -> str:
-        text = super()._run_file(versions, settings)
-        text = text.replace("groups_per_batch = 2", "groups_per_batch = 4096").replace(
-            "lease_term_s = 4.0", "lease_term_s = 600.0"
-        )
-        return text.replace("[model]", f'database = "{self._elsewhere}"\n[model]', 1) if self._elsewhere else text
-
-    def open(self) -> Site:
-        """Start it and give it something to do."""
-        self.start("coordinator")
-        self.tokens = {role: self.token(role) for role in Role}
-        self.trainer_token = (self.folder / "trainer.token").read_text().strip()
-        self.terms = self._read_terms()
-        manifest = make_version(0, run_id=self.terms.run_id, signer=keyfile.load(self.folder / "trainer.key"))
-        metadata = (("authorization", f"Bearer {self.trainer_token}"),)
-        with grpc.insecure_channel(f"127.0.0.1:{self.ports.trainer}") as channel:
-            trainer_pb2_grpc.TrainerServiceStub(channel).AnnounceVersion(
-                trainer_pb2.AnnounceVersionRequest(manifest=envelope_to_wire(manifest)),
-                metadata=metadata,
-                timeout=_TIMEOUT_S,
-            )
+    def __enter__(self) -> Site:
         return self
 
-    def _read_terms(self) -> RunTerms:
-        with urllib.request.urlopen(f"{self.url}/.well-known/rollswarm.json", timeout=_TIMEOUT_S) as answer:
-            return parse_terms(answer.read(), self.url)
+    def __exit__(self, *error: object) -> None:
+        self._processes.__exit__(*error)
 
     def join(self) -> Worker:
         """A worker that joined anew."""
-        self.joined += 1
-        identity = Identity.from_seed((9_000_000 + self.joined).to_bytes(32, "big"))
-        with grpc.insecure_channel(f"127.0.0.1:{self.ports.grpc}") as channel:
+        self._joined += 1
+        identity = make_identity(_FIRST_WORKER + self._joined)
+        with grpc.insecure_channel(f"127.0.0.1:{self.grpc}") as channel:
             stub = worker_pb2_grpc.WorkerServiceStub(channel)
             asked = worker_pb2.GetChallengeRequest(key_id=identity.key_id, protocol_min=1, protocol_max=1)
             challenge = stub.GetChallenge(asked, timeout=_TIMEOUT_S).challenge
@@ -119,7 +95,7 @@ class Site(Network):
             assert answer.status == 200
 
     def holds(self) -> Held:
-        process = Path(f"/proc/{self.running['coordinator'].popen.pid}")
+        process = Path(f"/proc/{self._process.popen.pid}")
         for line in (process / "status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return Held(int(line.split()[1]) * 1024, sum(1 for _ in (process / "fd").iterdir()))
@@ -127,7 +103,7 @@ class Site(Network):
 
     def own_faults(self) -> list[str]:
         """What the coordinator logged as its own fault, or failed at without a word to anybody: the end of each traceback."""
-        lines = self.running["coordinator"].log.read_text(errors="replace").splitlines()
+        lines = self._process.log.read_text(errors="replace").splitlines()
         begins = [number for number, line in enumerate(lines) if line.startswith("Traceback ")]
         return [" | ".join(_traceback(lines[begin:]))[-1500:] for begin in begins[:_KEPT]]
 
