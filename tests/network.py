@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.calibration.report import to_toml
-from coordinator.verification.thresholds import DEFAULTS
 from demo.presets import Ports
 from demo.processes import Process, Processes
 from protocol import keyfile
+from tests.thresholds import BY_HAND
 from tests.tiny_model import EOS_TOKEN_ID, build_tiny_model
 
 READY_S = 90.0
@@ -32,7 +32,7 @@ class Network:
         self.trainer_key = keyfile.load_or_create(folder / "trainer.key")[0].key_id
         self.config = folder / "run.toml"
         self.config.write_text(self._run_file(versions, settings))
-        (folder / "thresholds.toml").write_text(to_toml(DEFAULTS))
+        (folder / "thresholds.toml").write_text(to_toml(BY_HAND))
         self.url = f"http://127.0.0.1:{self.ports.http}"
         self._processes = Processes(
             folder / "logs",
