@@ -40,6 +40,7 @@ class Soak:
         self._begun = time.monotonic()
         self.samples: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self.restarts: list[str] = []
+        self._due: list[str] = []
 
     def run(self, minutes: float, restart_every_s: float) -> None:
         """Raises AssertionError if a process ends by itself, or the run does not go on after a restart."""
@@ -51,7 +52,13 @@ class Soak:
         while time.monotonic() < end:
             self._watch(min(restart_every_s, max(0.0, end - time.monotonic())))
             if time.monotonic() < end:
-                self._restart(self._rng.choice(_RESTARTED))
+                self._restart(self._next())
+
+    def _next(self) -> str:
+        """Each as often as the others, in an order of chance."""
+        if not self._due:
+            self._due = self._rng.sample(_RESTARTED, len(_RESTARTED))
+        return self._due.pop()
 
     def versions(self) -> int:
         return self._network.count("SELECT coalesce(max(version), -1) FROM policy_versions")
