@@ -112,9 +112,9 @@ checkpoint_every = 2
         """kill -9, children included."""
         self.running.pop(role).kill()
 
-    def stop(self, role: str) -> int:
-        """SIGTERM; the exit status."""
-        return self.running.pop(role).stop()
+    def stop(self, role: str, grace_s: float = 20.0) -> int:
+        """SIGTERM, and SIGKILL after `grace_s`; the exit status."""
+        return self.running.pop(role).stop(grace_s)
 
     def _arguments(self, role: str) -> list[str]:
         ports, folder = self.ports, self.folder

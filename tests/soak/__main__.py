@@ -23,6 +23,7 @@ from tests.soak.memory import Slope, slope
 
 _SAMPLE_S = 2.0
 _RECOVER_S = 300.0
+_GRACE_S = 60.0  # to hand in what is begun, and for vLLM to end
 _RESTARTED = ("coordinator", "relay")
 _ENGINES = {
     "reference": ("--engine", "reference"),
@@ -116,7 +117,7 @@ def main() -> int:
 def report(network: Network, soak: Soak, out: Path) -> int:
     """Stop the worker, look at what is left, print and write it all."""
     slopes = {role: slope(found) for role, found in soak.samples.items() if role not in _RESTARTED}
-    ended = network.stop("worker")
+    ended = network.stop("worker", _GRACE_S)
     outbox = len(list((network.folder / "worker").rglob("*.rollout")))
     network.check_invariants()
     facts = {
