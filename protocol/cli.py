@@ -5,8 +5,8 @@ Exit status: 0 done, 2 the user's mistake, 1 any other failure, 130 interrupted.
 
 from __future__ import annotations
 
-import logging
 import gc
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
