@@ -22,7 +22,7 @@ from tests.network import Network
 from tests.soak.memory import Slope, slope
 
 _SAMPLE_S = 2.0
-_RECOVER_S = 300.0
+_RECOVER_S = 900.0  # a busy machine loads vLLM slowly
 _GRACE_S = 60.0  # to hand in what is begun, and for vLLM to end
 _RESTARTED = ("coordinator", "relay")
 _ENGINES = {
