@@ -15,10 +15,10 @@ from typing import Any
 from coordinator.calibration.report import to_toml
 from coordinator.operate import make_token
 from coordinator.operators import Role
-from coordinator.verification.thresholds import DEFAULTS
 from demo.presets import Ports
 from demo.processes import Process, Processes
 from protocol import keyfile
+from tests.thresholds import BY_HAND
 from tests.tiny_model import EOS_TOKEN_ID, build_tiny_model
 
 READY_S = 90.0
@@ -35,7 +35,7 @@ class Network:
         self.trainer_key = keyfile.load_or_create(folder / "trainer.key")[0].key_id
         self.config = folder / "run.toml"
         self.config.write_text(self._run_file(versions, settings))
-        (folder / "thresholds.toml").write_text(to_toml(DEFAULTS))
+        (folder / "thresholds.toml").write_text(to_toml(BY_HAND))
         self.url = f"http://127.0.0.1:{self.ports.http}"
         self.database = f"sqlite+aiosqlite:///{folder / 'run.db'}"
         self._processes = Processes(
@@ -118,9 +118,9 @@ checkpoint_every = 2
         """kill -9, children included."""
         self.running.pop(role).kill()
 
-    def stop(self, role: str) -> int:
-        """SIGTERM; the exit status."""
-        return self.running.pop(role).stop()
+    def stop(self, role: str, grace_s: float = 20.0) -> int:
+        """SIGTERM, and SIGKILL after `grace_s`; the exit status."""
+        return self.running.pop(role).stop(grace_s)
 
     def _arguments(self, role: str) -> list[str]:
         ports, folder = self.ports, self.folder
