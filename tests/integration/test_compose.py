@@ -13,9 +13,9 @@ import pytest
 
 from coordinator.calibration.report import to_toml
 from coordinator.verification.thresholds import DEFAULTS
+from demo.postgres import find_binaries
 from deploy import setup
 from tests.composition import ROOT, Composition
-from tests.postgres import find_binaries
 from tests.tiny_model import build_tiny_model
 
 _HOST = "run.example.org"
