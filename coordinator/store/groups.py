@@ -38,6 +38,7 @@ class LeasableSample:
     seed: int
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
+    attempts: int = 0
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
@@ -48,38 +49,46 @@ def unpack_tokens(packed: bytes) -> tuple[int, ...]:
     return tuple(np.frombuffer(packed, dtype="<u4").tolist())
 
 
-async def insert(connection: AsyncConnection, group: NewGroup, at: float) -> None:
-    """Store a group and its samples."""
-    await connection.execute(
-        groups.insert().values(
-            group_id=group.group_id,
-            ordinal=group.ordinal,
-            environment=group.environment,
-            task_index=group.task_index,
-            prompt=group.prompt,
-            prompt_token_ids=pack_tokens(group.prompt_token_ids),
-            reference=group.reference,
-            max_tokens=group.max_tokens,
-            n_samples=len(group.seeds),
-            state="open",
-            created_at=at,
-            deadline=group.deadline,
-        )
-    )
-    await connection.execute(
-        samples.insert(),
-        [
-            {
-                "sample_id": f"{group.group_id}-{i}",
-                "group_id": group.group_id,
-                "ordinal": group.ordinal * 4096 + i,
-                "seed": seed,
-                "state": "waiting",
-                "attempts": 0,
-            }
-            for i, seed in enumerate(group.seeds)
-        ],
-    )
+async def insert(connection: AsyncConnection, new: Sequence[NewGroup], at: float) -> list[LeasableSample]:
+    """Store groups and their samples; the latter, which wait to be leased."""
+    if not new:
+        return []
+    await connection.execute(groups.insert(), [_values(group, at) for group in new])
+    rows = [
+        {
+            "sample_id": f"{group.group_id}-{i}",
+            "group_id": group.group_id,
+            "ordinal": group.ordinal * 4096 + i,
+            "seed": seed,
+            "state": "waiting",
+            "attempts": 0,
+        }
+        for group in new
+        for i, seed in enumerate(group.seeds)
+    ]
+    await connection.execute(samples.insert(), rows)
+    return [
+        LeasableSample(f"{group.group_id}-{i}", group.group_id, seed, group.prompt_token_ids, group.max_tokens)
+        for group in new
+        for i, seed in enumerate(group.seeds)
+    ]
+
+
+def _values(group: NewGroup, at: float) -> dict[str, Any]:
+    return {
+        "group_id": group.group_id,
+        "ordinal": group.ordinal,
+        "environment": group.environment,
+        "task_index": group.task_index,
+        "prompt": group.prompt,
+        "prompt_token_ids": pack_tokens(group.prompt_token_ids),
+        "reference": group.reference,
+        "max_tokens": group.max_tokens,
+        "n_samples": len(group.seeds),
+        "state": "open",
+        "created_at": at,
+        "deadline": group.deadline,
+    }
 
 
 async def insert_skipped(
@@ -113,9 +122,11 @@ async def next_ordinal(connection: AsyncConnection) -> int:
     return 0 if newest is None else newest + 1
 
 
-async def count_by_environment(connection: AsyncConnection) -> dict[str, int]:
-    """Groups made so far per environment: where each environment's order of tasks stands."""
-    rows = await connection.execute(select(groups.c.environment, func.count().label("n")).group_by("environment"))
+async def count_by_environment(connection: AsyncConnection, since: int = 0) -> dict[str, int]:
+    """Groups made from the ordinal `since` on, per environment: where each environment's order of tasks stands."""
+    rows = await connection.execute(
+        select(groups.c.environment, func.count().label("n")).where(groups.c.ordinal >= since).group_by("environment")
+    )
     return {row.environment: row.n for row in rows}
 
 
@@ -134,17 +145,32 @@ async def used_by_worker(connection: AsyncConnection, worker_id: str) -> dict[st
     return {row.group_id: row.n for row in rows}
 
 
-async def waiting(connection: AsyncConnection, limit: int, *, but: Sequence[str] = ()) -> list[LeasableSample]:
-    """Samples that wait for a lease, oldest group first; none of the groups `but`."""
+async def waiting(connection: AsyncConnection, limit: int, *, after: int = 0) -> list[LeasableSample]:
+    """Samples that wait for a lease, the oldest group's first, without the first `after` of them."""
     rows = await connection.execute(
-        select(samples.c.sample_id, samples.c.seed, groups.c.group_id, groups.c.prompt_token_ids, groups.c.max_tokens)
+        select(
+            samples.c.sample_id,
+            samples.c.seed,
+            samples.c.attempts,
+            groups.c.group_id,
+            groups.c.prompt_token_ids,
+            groups.c.max_tokens,
+        )
         .join(groups, groups.c.group_id == samples.c.group_id)
-        .where(samples.c.state == "waiting", groups.c.state == "open", groups.c.group_id.not_in(but))
+        .where(samples.c.state == "waiting", groups.c.state == "open")
         .order_by(samples.c.ordinal)
         .limit(limit)
+        .offset(after)
     )
     return [
-        LeasableSample(row.sample_id, row.group_id, row.seed, unpack_tokens(row.prompt_token_ids), row.max_tokens)
+        LeasableSample(
+            row.sample_id,
+            row.group_id,
+            row.seed,
+            unpack_tokens(row.prompt_token_ids),
+            row.max_tokens,
+            row.attempts,
+        )
         for row in rows
     ]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.store import tables as t
+from coordinator.store.database import padded
 from protocol.lease import LeaseState
 
 _USED = (LeaseState.LIVE.value, LeaseState.COMPLETED.value)
@@ -32,6 +33,12 @@ async def decision(connection: AsyncConnection, name: str) -> str | None:
     """What the operator decided about a class."""
     found = await connection.execute(select(t.hardware.c.decision).where(t.hardware.c.name == name))
     return found.scalar_one_or_none()
+
+
+async def decisions(connection: AsyncConnection, names: Collection[str]) -> dict[str, str | None]:
+    """What the operator decided about these classes; those that were never in shadow are not there."""
+    mine = t.hardware.c.name.in_(padded(list(names)))
+    return {row.name: row.decision for row in await connection.execute(select(t.hardware).where(mine))}
 
 
 async def is_known(connection: AsyncConnection, name: str) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from sqlalchemy import Row, select, update
+from sqlalchemy import Row, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from coordinator.store.database import padded
 from coordinator.store.tables import ledger, workers
 from protocol.declaration import Declaration
 from protocol.ledger import Entry, EntryKind, Standing, fold
@@ -51,9 +53,37 @@ async def declared(connection: AsyncConnection, worker_id: str) -> Declaration |
     return None if row is None else Declaration(row.precision, row.hardware_class)
 
 
-async def seen(connection: AsyncConnection, worker_id: str, at: float) -> None:
-    """Note that the worker is alive."""
-    await connection.execute(update(workers).where(workers.c.worker_id == worker_id).values(last_seen_at=at))
+async def seen(connection: AsyncConnection, worker_ids: Sequence[str], at: float) -> None:
+    """Note that these workers are alive."""
+    if worker_ids:
+        mine = workers.c.worker_id.in_(padded(worker_ids))
+        await connection.execute(update(workers).where(mine).values(last_seen_at=at))
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A worker as leasing knows it."""
+
+    worker_id: str
+    standing: Standing
+    address: str
+    declared: Declaration
+    seen_at: float
+
+
+async def known(connection: AsyncConnection, worker_ids: Sequence[str]) -> dict[str, Known]:
+    """Those of these workers that ever registered."""
+    rows = await connection.execute(select(workers).where(workers.c.worker_id.in_(padded(worker_ids))))
+    return {
+        row.worker_id: Known(
+            row.worker_id,
+            standing_of(row),
+            row.address,
+            Declaration(row.precision, row.hardware_class),
+            row.last_seen_at,
+        )
+        for row in rows
+    }
 
 
 async def others_active(connection: AsyncConnection, worker_id: str, since: float) -> bool:
@@ -62,21 +92,19 @@ async def others_active(connection: AsyncConnection, worker_id: str, since: floa
     return (await connection.execute(select(workers.c.worker_id).where(other).limit(1))).first() is not None
 
 
-async def address(connection: AsyncConnection, worker_id: str) -> str:
-    """Where the worker last registered from."""
-    found = await connection.execute(select(workers.c.address).where(workers.c.worker_id == worker_id))
-    return str(found.scalar_one())
-
-
-async def newcomers_elsewhere(connection: AsyncConnection, address: str, probation_rollouts: int, since: float) -> bool:
-    """Whether a worker on probation that may work was here since then from another address."""
-    other = (
-        (workers.c.address != address)
-        & workers.c.banned.is_(False)
-        & (workers.c.accepted < probation_rollouts)
-        & (workers.c.last_seen_at >= since)
-    )
-    return (await connection.execute(select(workers.c.worker_id).where(other).limit(1))).first() is not None
+async def newcomers_at(connection: AsyncConnection, probation_rollouts: int, since: float) -> tuple[str, str] | None:
+    """The first and the last, by name, of the addresses from which workers on probation that may work were here since then:
+    they differ if there are several. None: there are none."""
+    row = (
+        await connection.execute(
+            select(func.min(workers.c.address), func.max(workers.c.address)).where(
+                workers.c.banned.is_(False),
+                workers.c.accepted < probation_rollouts,
+                workers.c.last_seen_at >= since,
+            )
+        )
+    ).one()
+    return None if row[0] is None else (row[0], row[1])
 
 
 async def standing(connection: AsyncConnection, worker_id: str) -> Standing | None:
