@@ -107,7 +107,7 @@ class Granting:
         """An answer to each request: leases, why there are none, or WorkerFault for who is banned or unknown."""
         known = await workers.known(connection, list({each.worker_id for each in requests}))
         faults = [_fault(known.get(each.worker_id)) for each in requests]
-        await self._note_seen(connection, known.values(), at)
+        await self._note_seen(connection, list(known.values()), at)
         head = await versions.head(connection)
         if head is None:
             nothing = Granted((), 0, "no policy version is published yet", at)

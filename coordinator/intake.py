@@ -1,7 +1,7 @@
 """Executes the receipt of submissions: decide by `admission`, store, sign a receipt.
 
-Submissions that come at the same time are stored in one transaction, each decided as if it were alone. The receipt is signed only after the transaction that stored the rollout has committed (SQLite: synchronous=FULL), so a
-receipted rollout survives the death of any process.
+Submissions that come at the same time are stored in one transaction, each decided as if it were alone. The receipt is signed
+only after that has committed (SQLite: synchronous=FULL), so a receipted rollout survives the death of any process.
 """
 
 from __future__ import annotations

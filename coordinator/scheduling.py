@@ -31,8 +31,8 @@ class Freshness:
     """How old, in seconds, each of these may be when leases are granted; 0 asks the database every time.
 
     `load_s`: what is out in all, to which this process adds what it grants: the capacity rule bounds waste, and replicas may
-    exceed it by what they grant meanwhile. `pace_s`: a worker's speed. `stragglers_s`: between looks for leases that hold up a group.
-    `seen_s`: when a worker was seen (a quarter of a lease's term at most).
+    exceed it by what they grant meanwhile. `pace_s`: a worker's speed. `stragglers_s`: between looks for
+    leases that hold up a group. `seen_s`: when a worker was seen (a quarter of a lease's term at most).
     """
 
     load_s: float = 0.0

@@ -10,6 +10,7 @@ import numpy as np
 from sqlalchemy import Row, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from coordinator.store.database import padded
 from coordinator.store.tables import groups, leases, rollouts, samples
 
 
@@ -117,6 +118,22 @@ async def get(connection: AsyncConnection, group_id: str) -> Row | None:
     return (await connection.execute(select(groups).where(groups.c.group_id == group_id))).first()
 
 
+async def get_all(connection: AsyncConnection, group_ids: Sequence[str]) -> list[Row]:
+    """Those of these that there are, in the order of dispatch."""
+    mine = groups.c.group_id.in_(padded(group_ids))
+    return list(await connection.execute(select(groups).where(mine).order_by(groups.c.ordinal)))
+
+
+async def incomplete(connection: AsyncConnection, group_ids: Sequence[str]) -> set[str]:
+    """Those of these groups of which a sample is not accepted."""
+    rows = await connection.execute(
+        select(samples.c.group_id)
+        .where(samples.c.group_id.in_(padded(group_ids)), samples.c.state != "accepted")
+        .distinct()
+    )
+    return {row.group_id for row in rows}
+
+
 async def next_ordinal(connection: AsyncConnection) -> int:
     newest = (await connection.execute(select(func.max(groups.c.ordinal)))).scalar()
     return 0 if newest is None else newest + 1
@@ -176,11 +193,22 @@ async def waiting(connection: AsyncConnection, limit: int, *, after: int = 0) ->
 
 
 async def set_sample(connection: AsyncConnection, sample_id: str, state: str) -> None:
-    await connection.execute(update(samples).where(samples.c.sample_id == sample_id).values(state=state))
+    await set_samples(connection, [sample_id], state)
+
+
+async def set_samples(connection: AsyncConnection, sample_ids: Sequence[str], state: str) -> None:
+    if sample_ids:
+        mine = samples.c.sample_id.in_(padded(sample_ids))
+        await connection.execute(update(samples).where(mine).values(state=state))
 
 
 async def set_state(connection: AsyncConnection, group_id: str, state: str) -> None:
-    await connection.execute(update(groups).where(groups.c.group_id == group_id).values(state=state))
+    await set_states(connection, [group_id], state)
+
+
+async def set_states(connection: AsyncConnection, group_ids: Sequence[str], state: str) -> None:
+    if group_ids:
+        await connection.execute(update(groups).where(groups.c.group_id.in_(padded(group_ids))).values(state=state))
 
 
 async def assign(connection: AsyncConnection, group_id: str, batch: int) -> None:

@@ -75,10 +75,17 @@ async def shadow_class(connection: AsyncConnection, lease_id: str) -> str | None
     return (await connection.execute(select(t.leases.c.hardware).where(mine))).scalar_one_or_none()
 
 
-async def count_verdict(connection: AsyncConnection, name: str, *, accepted: bool) -> int:
-    """One more verdict on a rollout in shadow; how many of that kind the class has now."""
+async def shadow_classes(connection: AsyncConnection, lease_ids: Sequence[str]) -> dict[str, str]:
+    """The class of each of these leases that was granted in shadow."""
+    mine = t.leases.c.shadow.is_(True) & t.leases.c.lease_id.in_(padded(lease_ids))
+    rows = await connection.execute(select(t.leases.c.lease_id, t.leases.c.hardware).where(mine))
+    return {row.lease_id: row.hardware for row in rows}
+
+
+async def count_verdict(connection: AsyncConnection, name: str, *, accepted: bool, count: int = 1) -> int:
+    """So many more verdicts on rollouts in shadow; how many of that kind the class has now."""
     column = t.hardware.c.accepted if accepted else t.hardware.c.rejected
-    await connection.execute(update(t.hardware).where(t.hardware.c.name == name).values({column: column + 1}))
+    await connection.execute(update(t.hardware).where(t.hardware.c.name == name).values({column: column + count}))
     return int((await connection.execute(select(column).where(t.hardware.c.name == name))).scalar_one_or_none() or 0)
 
 

@@ -131,6 +131,12 @@ async def get(connection: AsyncConnection, rollout_id: str) -> Row | None:
     return (await connection.execute(select(t.rollouts).where(t.rollouts.c.rollout_id == rollout_id))).first()
 
 
+async def get_all(connection: AsyncConnection, rollout_ids: Sequence[str]) -> list[Row]:
+    """Those of these that there are, in the order in which they came."""
+    mine = t.rollouts.c.rollout_id.in_(padded(rollout_ids))
+    return list(await connection.execute(select(t.rollouts).where(mine).order_by(t.rollouts.c.received_at)))
+
+
 async def count_unconsumed(connection: AsyncConnection) -> int:
     """Received and neither refused nor trained on. A batch that the trainer is still stepping on counts: until that
     step is reported the version stays, and what is generated beyond the batches to come could only become stale."""
@@ -171,7 +177,7 @@ async def claim(
         return []
     await connection.execute(
         update(t.rollouts)
-        .where(t.rollouts.c.rollout_id.in_(ids))
+        .where(t.rollouts.c.rollout_id.in_(padded(ids)))
         .values(state="verifying", verifier=verifier, claim_deadline=at + term, attempts=t.rollouts.c.attempts + 1)
     )
     return await _pending(connection, ids, probation_rollouts)
@@ -222,7 +228,7 @@ async def _pending(connection: AsyncConnection, ids: Sequence[str], probation_ro
         .join(t.samples, t.samples.c.sample_id == t.rollouts.c.sample_id)
         .join(t.workers, t.workers.c.worker_id == t.rollouts.c.worker_id)
         .join(t.leases, t.leases.c.lease_id == t.rollouts.c.lease_id)
-        .where(t.rollouts.c.rollout_id.in_(ids))
+        .where(t.rollouts.c.rollout_id.in_(padded(ids)))
         .order_by(t.groups.c.ordinal, t.samples.c.ordinal)
     )
     return [
@@ -254,9 +260,9 @@ def unpack_payload(packed: bytes) -> bytes:
 async def set_state(
     connection: AsyncConnection, rollout_ids: Sequence[str], state: str, drop_reason: str | None = None
 ) -> None:
-    await connection.execute(
-        update(t.rollouts).where(t.rollouts.c.rollout_id.in_(rollout_ids)).values(state=state, drop_reason=drop_reason)
-    )
+    if rollout_ids:
+        mine = t.rollouts.c.rollout_id.in_(padded(rollout_ids))
+        await connection.execute(update(t.rollouts).where(mine).values(state=state, drop_reason=drop_reason))
 
 
 async def drop(connection: AsyncConnection, row: Row, reason: str, at: float, *, sample_state: str) -> None:

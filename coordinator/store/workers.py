@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Row, func, select, update
+from sqlalchemy import BigInteger, Row, bindparam, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.store.database import padded
@@ -126,18 +127,48 @@ async def add_entries(connection: AsyncConnection, entries: Iterable[Entry], at:
     by_worker: dict[str, list[Entry]] = {}
     for entry in entries:
         by_worker.setdefault(entry.worker_id, []).append(entry)
-        await connection.execute(
-            ledger.insert().values(
-                worker_id=entry.worker_id,
-                kind=entry.kind.value,
-                amount=entry.amount,
-                rollout_id=entry.rollout_id,
-                note=entry.note[:2000],
-                created_at=at,
-            )
-        )
+        await connection.execute(ledger.insert().values(**_line(entry, at)))
     for worker_id, added in by_worker.items():
         await _apply(connection, worker_id, added)
+
+
+async def credit(connection: AsyncConnection, entries: Sequence[Entry], at: float) -> None:
+    """`add_entries` for credits alone, which fold without regard to what was before.
+
+    Raises sqlalchemy's IntegrityError if a rollout would be credited twice.
+    """
+    assert all(entry.kind is EntryKind.CREDIT for entry in entries)
+    if not entries:
+        return
+    await connection.execute(ledger.insert(), [_line(entry, at) for entry in entries])
+    added: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        sums = added.setdefault(entry.worker_id, {"of_worker": entry.worker_id, "tokens": 0, "count": 0})
+        sums["tokens"] += entry.amount
+        sums["count"] += 1
+    await connection.execute(_CREDIT, [added[worker_id] for worker_id in sorted(added)])
+
+
+_CREDIT = (
+    update(workers)
+    .where(workers.c.worker_id == bindparam("of_worker"))
+    .values(
+        credits=workers.c.credits + bindparam("tokens", type_=BigInteger),
+        clean_tokens=workers.c.clean_tokens + bindparam("tokens", type_=BigInteger),
+        accepted=workers.c.accepted + bindparam("count", type_=BigInteger),
+    )
+)
+
+
+def _line(entry: Entry, at: float) -> dict[str, Any]:
+    return {
+        "worker_id": entry.worker_id,
+        "kind": entry.kind.value,
+        "amount": entry.amount,
+        "rollout_id": entry.rollout_id,
+        "note": entry.note[:2000],
+        "created_at": at,
+    }
 
 
 async def _apply(connection: AsyncConnection, worker_id: str, added: list[Entry]) -> None:
