@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -203,6 +204,8 @@ def main() -> None:
     parser.add_argument(
         "--rate", type=float, default=0.0, help="rollouts/s of the long phase; 70 %% of the capacity if 0"
     )
+    # A benchmark that is told to stop takes its processes with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     print(json.dumps(run(parser.parse_args())))
 
 
