@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from demo.postgres import Postgres
 from tests.adversary.fuzz.doors import fuzz_doors
 from tests.adversary.fuzz.site import Site
-from tests.postgres import Postgres
 
 HTTP, GRPC = 400, 300
 GROWN_MIB = 48  # far more than pools and caches take after the warm-up; a leak of all that comes in is more
