@@ -32,6 +32,7 @@ from demo.postgres import Postgres, find_binaries
 from demo.processes import Processes
 
 _LOAD = 0.7
+_WARM_UPS = 8
 _MIB = 2**20
 
 
@@ -51,7 +52,7 @@ class Benchmark:
         stand.start()
         with Fleet(stand.endpoints, stand.run_id, self._shape, self._clients) as fleet:
             fleet.register()
-            fleet.closed_loop(self._seconds / 2)  # warms up
+            self._warm_up(fleet, stand)
             pairs = []
             for _ in range(self._rounds):
                 bare = self._phase("echo", "closed loop", echo, echo_pids, None)
@@ -68,6 +69,14 @@ class Benchmark:
         }
         if replica:
             self._replica(stand, database, full)
+
+    def _warm_up(self, fleet: Fleet, stand: Stand) -> None:
+        """Until the first group is trained on: then all that a rollout goes through is under way."""
+        for _ in range(_WARM_UPS):
+            fleet.closed_loop(self._seconds)
+            stand.check()
+            if stand.counts()["consumed"]:
+                return
 
     def _replica(self, stand: Stand, database: str, alone: float) -> None:
         stand.add_replica("coordinator 2")
