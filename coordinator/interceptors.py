@@ -19,6 +19,7 @@ from coordinator import tokens
 from coordinator.limits import Door, address_group
 from protocol.errors import BadSignature, Busy, OurFault, RollswarmError, UserError, WorkerFault
 from protocol.rollout import RejectionReason
+from protocol.wire import check_storable
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ _OPEN_METHODS = frozenset({"GetChallenge", "Register"})
 Handler = Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]
 
 
-class _UnaryInterceptor(grpc.aio.ServerInterceptor):
+class UnaryInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every unary method's behaviour with `call`. A method is wrapped once: handlers never change."""
 
     def __init__(self) -> None:
@@ -71,7 +72,7 @@ class _UnaryInterceptor(grpc.aio.ServerInterceptor):
         )
 
 
-class ErrorInterceptor(_UnaryInterceptor):
+class ErrorInterceptor(UnaryInterceptor):
     """Turns errors into statuses: whose fault it is decides the code."""
 
     async def call(self, method: str, behaviour: Handler, request: Any, context: grpc.aio.ServicerContext) -> Any:
@@ -98,7 +99,7 @@ class ErrorInterceptor(_UnaryInterceptor):
             await context.abort(grpc.StatusCode.INTERNAL, "the coordinator failed; it is not your fault, try again")
 
 
-class AddressInterceptor(_UnaryInterceptor):
+class AddressInterceptor(UnaryInterceptor):
     """The limits of the address that calls, and the longest time that any call is held."""
 
     def __init__(self, door: Door) -> None:
@@ -117,7 +118,7 @@ class AddressInterceptor(_UnaryInterceptor):
                 raise OurFault(f"{method} took longer than {_LONGEST_CALL_S:.0f} s") from None
 
 
-class KeyInterceptor(_UnaryInterceptor):
+class KeyInterceptor(UnaryInterceptor):
     """The limits of the key that calls, once its token has been checked."""
 
     def __init__(self, door: Door) -> None:
@@ -132,7 +133,7 @@ class KeyInterceptor(_UnaryInterceptor):
             return await behaviour(request, context)
 
 
-class ParseInterceptor(_UnaryInterceptor):
+class ParseInterceptor(UnaryInterceptor):
     """The innermost: those around it see bytes. What is no message of the method is the caller's mistake."""
 
     def wrap(self, method: str, handler: Any) -> Any:
@@ -144,6 +145,7 @@ class ParseInterceptor(_UnaryInterceptor):
                 request = handler.request_deserializer(raw)
             except Exception:
                 raise WorkerFault(RejectionReason.FORM, "this is no message of the method that was called") from None
+            check_storable(request)
             return await handler.unary_unary(request, context)
 
         return grpc.unary_unary_rpc_method_handler(
@@ -151,7 +153,7 @@ class ParseInterceptor(_UnaryInterceptor):
         )
 
 
-class WorkerAuthInterceptor(_UnaryInterceptor):
+class WorkerAuthInterceptor(UnaryInterceptor):
     """Every worker method but the two that register needs a bearer token."""
 
     def __init__(self, secret: bytes, clock: Callable[[], Awaitable[float]]) -> None:
@@ -169,7 +171,7 @@ class WorkerAuthInterceptor(_UnaryInterceptor):
             caller.reset(reset)
 
 
-class TrainerAuthInterceptor(_UnaryInterceptor):
+class TrainerAuthInterceptor(UnaryInterceptor):
     """The private listener takes one shared token."""
 
     def __init__(self, token: str) -> None:

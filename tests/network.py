@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.calibration.report import to_toml
-from coordinator.verification.thresholds import DEFAULTS
+from coordinator.operate import make_token
+from coordinator.operators import Role
 from demo.presets import Ports
 from demo.processes import Process, Processes
 from protocol import keyfile
+from tests.thresholds import BY_HAND
 from tests.tiny_model import EOS_TOKEN_ID, build_tiny_model
 
 READY_S = 90.0
@@ -36,8 +38,9 @@ class Network:
         self.trainer_key = keyfile.load_or_create(folder / "trainer.key")[0].key_id
         self.config = folder / "run.toml"
         self.config.write_text(self._run_file(versions, settings))
-        (folder / "thresholds.toml").write_text(to_toml(DEFAULTS))
+        (folder / "thresholds.toml").write_text(to_toml(BY_HAND))
         self.url = f"http://127.0.0.1:{self.ports.http}"
+        self.database = f"sqlite+aiosqlite:///{folder / 'run.db'}"
         self._processes = Processes(
             folder / "logs",
             {
@@ -51,6 +54,8 @@ class Network:
             },
         )
         self.running: dict[str, Process] = {}
+        self._tokens = 0
+        self._viewer = ""
 
     def __enter__(self) -> Network:
         return self
@@ -117,9 +122,9 @@ checkpoint_every = 2
         """kill -9, children included."""
         self.running.pop(role).kill()
 
-    def stop(self, role: str) -> int:
-        """SIGTERM; the exit status."""
-        return self.running.pop(role).stop()
+    def stop(self, role: str, grace_s: float = 20.0) -> int:
+        """SIGTERM, and SIGKILL after `grace_s`; the exit status."""
+        return self.running.pop(role).stop(grace_s)
 
     def _arguments(self, role: str) -> list[str]:
         ports, folder = self.ports, self.folder
@@ -145,10 +150,20 @@ checkpoint_every = 2
         """The key id of a worker."""
         return keyfile.load(self.folder / role.replace(":", "-") / "identity.key").key_id
 
+    def token(self, role: Role) -> str:
+        """A new token of this role; the coordinator must have begun its run."""
+        self._tokens += 1
+        name = f"{role.name.lower()} {self._tokens}"
+        return asyncio.run(make_token(self.database, name, role, None))
+
     def status(self) -> dict[str, Any] | None:
-        """The coordinator's JSON status, None while it is away."""
+        """The coordinator's JSON status as an operator sees it, None while it is away."""
+        if not self._viewer:
+            self._viewer = self.token(Role.VIEWER)
+        headers = {"Authorization": f"Bearer {self._viewer}"}
         try:
-            with urllib.request.urlopen(f"{self.url}/api/v1/status", timeout=5) as response:
+            request = urllib.request.Request(f"{self.url}/api/v1/status", headers=headers)
+            with urllib.request.urlopen(request, timeout=5) as response:
                 answer: dict[str, Any] = json.load(response)
                 return answer
         except OSError:

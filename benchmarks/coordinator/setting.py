@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import string
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.calibration.report import to_toml
-from coordinator.verification.thresholds import DEFAULTS
-from demo.presets import Ports
+from demo.presets import THRESHOLDS, Ports
 from protocol.signing import Identity
 
 # SmolLM2-135M's shape: 258 bytes of proof for 32 tokens.
@@ -48,7 +47,7 @@ def write_model(folder: Path) -> None:
 def write_run(folder: Path, name: str, database: str, shape: Shape, ports: Ports) -> Path:
     """A run file in `folder`, beside its model. Replicas of a run have the same folder and database, and other ports."""
     write_model(folder / "model")
-    (folder / "thresholds.toml").write_text(to_toml(DEFAULTS))
+    shutil.copy(THRESHOLDS / "smollm2" / "thresholds.toml", folder)
     path = folder / f"{name}.toml"
     path.write_text(f"""\
 [run]

@@ -19,7 +19,7 @@ from sqlalchemy.exc import IntegrityError
 
 from coordinator import verdicts
 from coordinator.acceptance import record_all
-from coordinator.config import RunFile
+from coordinator.config import RunFile, start_tracing
 from coordinator.store import database, knobs, rollouts, versions
 from coordinator.store import run as run_store
 from coordinator.store.database import Database
@@ -66,7 +66,10 @@ async def run_verifier(run_file: RunFile, *, cache: Path, device: str, stop: asy
                 try:
                     verifier = Verifier(db, judge, run_file)
                     print(f"ready verifier={verifier.name}", flush=True)
-                    await verifier.run(stop, client)
+                    try:
+                        await verifier.run(stop, client)
+                    finally:
+                        await verifier.close()
                 finally:
                     await judge.close()
             finally:
@@ -102,6 +105,7 @@ class Verifier:
         self._settings = run_file.verification
         self._max_staleness = run_file.scheduling.max_staleness
         self._probation = run_file.scheduling.probation_rollouts
+        self._tracing = start_tracing(run_file.tracing, "rollswarm-verifier")
         self._rules = verdicts.Rules(self._settings.max_strikes, self._probation, judge.pooled)
 
     async def run(self, stop: asyncio.Event, client: ShardcastClient) -> None:
@@ -121,6 +125,11 @@ class Verifier:
                 log.exception("a round failed; its rollouts are claimed again later", extra={"action": "round_error"})
                 await asyncio.sleep(_DATABASE_RETRY_S)
             await asyncio.sleep(_IDLE_S)
+
+    async def close(self) -> None:
+        """Send the traces that wait, if there are any."""
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     async def _warm_up(self) -> bool:
         """Load the head as soon as there is one, so that the first rollouts do not wait for it; whether it was done."""
@@ -151,9 +160,13 @@ class Verifier:
             )
 
     async def _judge_and_write(self, pending: list[PendingRollout]) -> None:
-        begun = time.perf_counter()
+        begun, at = time.perf_counter(), time.time()
         found = await self._judge.judge(pending)
         await self._write(found)
+        if self._tracing is not None:
+            for item in pending:
+                lease_id = item.rollout.lease_id
+                self._tracing.verified(lease_id, item.rollout_id, item.worker_id, at, found[item.rollout_id])
         tokens = sum(len(item.rollout.token_ids) for item in pending)
         rejected = sum(verdict.outcome is Outcome.REJECTED for verdict in found.values())
         log.info(
