@@ -34,7 +34,7 @@ _WORKERS_PER_CHANNEL = 64  # a connection has at most 128 calls under way
 _CALL_S = 60.0
 _LEASE_WAIT_MS = 2000
 _REGISTERING = 32  # at once
-_SETTLE = 0.5  # of an open phase's time, before it
+_SETTLE_S = 5.0  # before an open phase is counted
 
 
 @dataclass
@@ -154,7 +154,7 @@ class Swarm:
         self._random.shuffle(order)
         await asyncio.gather(*(refill(worker, time.monotonic(), warming) for worker in order))
         due = time.monotonic()
-        counted = due + _SETTLE * seconds
+        counted = due + _SETTLE_S
         end = counted + seconds
         while due < end:
             due += self._random.expovariate(rate)
