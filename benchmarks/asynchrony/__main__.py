@@ -11,12 +11,13 @@ import argparse
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks.asynchrony.planner import Shape
 from benchmarks.asynchrony.pupils import Learner, Sleeper
-from benchmarks.asynchrony.report import line, of_mode, summary
+from benchmarks.asynchrony.report import learnt, line, of_mode, times
 from benchmarks.asynchrony.run import Measured, Mode, Training
 from benchmarks.asynchrony.virtual import run_virtually
 
@@ -34,7 +35,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=("sleeping", "vllm", "reference"), default="sleeping")
     parser.add_argument("--seeds", type=int, default=5, help="of the timed runs")
-    parser.add_argument("--reward-seeds", type=int, default=30)
+    parser.add_argument("--reward-seeds", type=int, default=20)
+    parser.add_argument("--part", choices=("times", "rewards", "both"), default="both")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--k", type=int, default=1)
     parser.add_argument("--train-s", type=float, default=Shape.__dataclass_fields__["train_s"].default)
@@ -57,24 +59,35 @@ def main() -> None:
 def _sleeping(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     shape = Shape(train_s=arguments.train_s, median_s=arguments.median_s, sigma=arguments.sigma)
+    found: dict[str, Any] = {"steps": arguments.steps, "learning_rate": arguments.learning_rate}
+    if arguments.part != "rewards":
+        found |= _times(arguments, shape)
+        print("speed-up {:.2f} [{:.2f}, {:.2f}] (90 %)".format(*found["speedup"]), flush=True)
+    if arguments.part != "times":
+        found |= _rewards(arguments, shape)
+        print("reward difference {:+.3f} [{:+.3f}, {:+.3f}] (90 %)".format(*found["reward_difference"]))
+    print(json.dumps(found))
+
+
+def _times(arguments: argparse.Namespace, shape: Shape) -> dict[str, Any]:
     timed: dict[str, list[Measured]] = {}
-    rewards: dict[str, list[float]] = {}
     for name, mode in modes(arguments.k).items():
         timed[name] = [
             asyncio.run(Training(mode, shape, arguments.steps, seed, Sleeper()).run())
             for seed in range(arguments.seeds)
         ]
         print(line(name, of_mode(shape, name, arguments.k, timed[name])), flush=True)
-    for name, mode in modes(arguments.k).items():
-        rewards[name] = [
-            final_reward(mode, shape, arguments.steps, seed, arguments.learning_rate)
-            for seed in range(arguments.reward_seeds)
-        ]
-    result = summary(shape, arguments.k, timed, rewards)
-    for what in ("speedup", "reward_difference"):
-        mean, low, high = result[what]
-        print(f"{what} {mean:.3f} [{low:.3f}, {high:.3f}] (90 %)")
-    print(json.dumps({"steps": arguments.steps, "learning_rate": arguments.learning_rate, **result}))
+    return times(shape, arguments.k, timed)
+
+
+def _rewards(arguments: argparse.Namespace, shape: Shape) -> dict[str, Any]:
+    rewards: dict[str, list[float]] = {}
+    for seed in range(arguments.reward_seeds):
+        for name, mode in modes(arguments.k).items():
+            reward = final_reward(mode, shape, arguments.steps, seed, arguments.learning_rate)
+            rewards.setdefault(name, []).append(reward)
+        print(f"seed {seed}: " + ", ".join(f"{name} {each[-1]:.3f}" for name, each in rewards.items()), flush=True)
+    return learnt(rewards)
 
 
 def final_reward(mode: Mode, shape: Shape, steps: int, seed: int, learning_rate: float) -> float:

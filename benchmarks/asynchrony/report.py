@@ -29,19 +29,26 @@ def interval(values: Sequence[float]) -> list[float]:
     return [mean, mean - half, mean + half]
 
 
-def summary(
-    shape: Shape, k: int, timed: Mapping[str, Sequence[Measured]], rewards: Mapping[str, Sequence[float]]
-) -> dict[str, Any]:
-    """Everything, for the line of JSON. `timed` and `rewards`: by mode, one for each seed."""
-    result: dict[str, Any] = {"shape": asdict(shape), "k": k, "seeds": len(timed["synchronous"])}
-    for name, runs in timed.items():
-        result[name] = of_mode(shape, name, k, runs) | {"reward": interval(rewards[name])}
+def times(shape: Shape, k: int, timed: Mapping[str, Sequence[Measured]]) -> dict[str, Any]:
+    """How fast, for the line of JSON. `timed`: by mode, one for each seed."""
     pairs = zip(timed["synchronous"], timed["asynchronous"], strict=True)
-    result["speedup"] = interval([sync.step_s / asynchronous.step_s for sync, asynchronous in pairs])
-    final = zip(rewards["synchronous"], rewards["asynchronous"], strict=True)
-    result["reward_difference"] = interval([asynchronous - sync for sync, asynchronous in final])
-    result["reward_seeds"] = len(rewards["synchronous"])
-    return result
+    return {
+        "shape": asdict(shape),
+        "k": k,
+        "seeds": len(timed["synchronous"]),
+        "modes": {name: of_mode(shape, name, k, runs) for name, runs in timed.items()},
+        "speedup": interval([sync.step_s / asynchronous.step_s for sync, asynchronous in pairs]),
+    }
+
+
+def learnt(rewards: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """How well, for the line of JSON. `rewards`: by mode, one for each seed."""
+    pairs = zip(rewards["synchronous"], rewards["asynchronous"], strict=True)
+    return {
+        "reward_seeds": len(rewards["synchronous"]),
+        "rewards": {name: interval(each) for name, each in rewards.items()},
+        "reward_difference": interval([asynchronous - sync for sync, asynchronous in pairs]),
+    }
 
 
 def of_mode(shape: Shape, name: str, k: int, runs: Sequence[Measured]) -> dict[str, Any]:

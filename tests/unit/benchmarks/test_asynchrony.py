@@ -10,7 +10,7 @@ from benchmarks.asynchrony import real
 from benchmarks.asynchrony.__main__ import final_reward, modes
 from benchmarks.asynchrony.planner import Inputs, Shape, makespan, predict
 from benchmarks.asynchrony.pupils import Sleeper
-from benchmarks.asynchrony.report import interval, line, summary
+from benchmarks.asynchrony.report import interval, learnt, line, times
 from benchmarks.asynchrony.run import WARM_UP, Measured, Training, _within
 from benchmarks.asynchrony.virtual import run_virtually
 
@@ -102,12 +102,12 @@ def test_speedup_and_rewards_are_paired_by_seed() -> None:
         "asynchronous": [run(1.0), run(2.0)],
     }
     rewards = {"synchronous": [0.5, 0.7, 0.6], "step_off": [0.5, 0.5, 0.5], "asynchronous": [0.5, 0.7, 0.9]}
-    result = summary(Shape(), 1, timed, rewards)
-    assert result["speedup"] == pytest.approx([2.0, 2.0, 2.0])
-    assert result["reward_difference"][0] == pytest.approx(0.1)
-    assert (result["seeds"], result["reward_seeds"]) == (2, 3)
-    assert result["asynchronous"]["deviation"] == pytest.approx([0.0, 0.0, 0.0])
-    assert "asynchronous" in line("asynchronous", result["asynchronous"])
+    timing, learning = times(Shape(), 1, timed), learnt(rewards)
+    assert timing["speedup"] == pytest.approx([2.0, 2.0, 2.0])
+    assert learning["reward_difference"][0] == pytest.approx(0.1)
+    assert (timing["seeds"], learning["reward_seeds"]) == (2, 3)
+    assert timing["modes"]["asynchronous"]["deviation"] == pytest.approx([0.0, 0.0, 0.0])
+    assert "asynchronous" in line("asynchronous", timing["modes"]["asynchronous"])
     assert interval([1.0]) == [1.0, 1.0, 1.0]
     assert interval([0.0] * 20 + [1.0] * 20)[0] == 0.5, "more than the table has"
 
