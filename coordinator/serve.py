@@ -17,6 +17,7 @@ from aiohttp import web
 from coordinator.admission import Limits
 from coordinator.config import RunFile, ServerSection, TracingSection, make_run_id, model_shape, start_tracing
 from coordinator.dashboard.access import Access
+from coordinator.dashboard.pool import beside
 from coordinator.dashboard.settings import Settings
 from coordinator.dashboard.views import Views
 from coordinator.grpc_server import Listener, serve_trainer, serve_workers
@@ -125,11 +126,13 @@ async def _serve_run(
             tracing=watched,
         )
         opened.push_async_callback(private.stop, _GRACE_S)
+        pages = beside(db)
+        opened.push_async_callback(pages.close)
         views = Views(
-            db,
+            pages,
             metrics,
-            _terms_reader(run_file, run, db, identity, public, live, limits.precisions),
-            access=Access(db, run.secret, encrypted=tls is not None),
+            _terms_reader(run_file, run, pages, identity, public, live, limits.precisions),
+            access=Access(pages, run.secret, encrypted=tls is not None),
             settings=Settings(
                 run_file.scheduling.scheduling(),
                 run_file.verification.audit_fraction,
@@ -138,6 +141,7 @@ async def _serve_run(
             ),
             ca_pem=None if tls is None else tls.ca_pem,
             door=door,
+            served=db,
         )
         runner = web.AppRunner(views.application(), access_log=None, shutdown_timeout=_GRACE_S)
         await runner.setup()

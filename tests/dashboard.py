@@ -33,20 +33,20 @@ def settings_of(run: StoredRun | None = None) -> Settings:
     )
 
 
-def views_of(run: StoredRun, name: str = "test") -> Views:
-    """The dashboard of a run."""
+def views_of(run: StoredRun, name: str = "test", glance_s: float = 0.0) -> Views:
+    """The dashboard of a run. It keeps nothing, unless told: a test sees at once what it did."""
 
     async def read_terms() -> RunTerms:
         return make_terms(name=name)
 
     access = Access(run.db, SECRET, encrypted=False)
-    return Views(run.db, Metrics(), read_terms, access=access, settings=settings_of(run))
+    return Views(run.db, Metrics(), read_terms, access=access, settings=settings_of(run), glance_s=glance_s)
 
 
 @asynccontextmanager
-async def serving(run: StoredRun, name: str = "test") -> AsyncIterator[Client]:
+async def serving(run: StoredRun, name: str = "test", glance_s: float = 0.0) -> AsyncIterator[Client]:
     """A browser before the dashboard of a run."""
-    async with TestClient(TestServer(views_of(run, name).application())) as client:
+    async with TestClient(TestServer(views_of(run, name, glance_s).application())) as client:
         yield client
 
 

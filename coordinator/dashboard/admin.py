@@ -9,7 +9,7 @@ The same actions as JSON are coordinator.dashboard.api.acts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
@@ -27,13 +27,16 @@ from protocol.errors import UserError
 
 
 class AdminViews:
-    """Handlers that need somebody to be known."""
+    """Handlers that need somebody to be known. `acted()` is told whenever something was done."""
 
-    def __init__(self, db: Database, access: Access, pages: Pages, settings: Settings) -> None:
+    def __init__(
+        self, db: Database, access: Access, pages: Pages, settings: Settings, acted: Callable[[], None]
+    ) -> None:
         self._db = db
         self._access = access
         self._pages = pages
         self._settings = settings
+        self._acted = acted
 
     def add_routes(self, app: web.Application) -> None:
         app.router.add_get("/login", self.login_page)
@@ -108,4 +111,5 @@ class AdminViews:
             done = await perform(self._db, action, given, actor=caller.operator.name)
         except UserError as error:
             return await self._run_page(caller, problem=str(error))
+        self._acted()
         return await self._run_page(caller, done=done)

@@ -36,5 +36,10 @@ class Pages:
         self._templates.filters["short"] = short_id
 
     def render(self, template: str, caller: Caller | None, *, status: int = 200, **values: Any) -> web.Response:
-        text = self._templates.get_template(template).render(who=caller, **values)
+        return self.answer(self.text(template, caller, **values), status=status)
+
+    def text(self, template: str, caller: Caller | None, **values: Any) -> str:
+        return self._templates.get_template(template).render(who=caller, **values)
+
+    def answer(self, text: str, *, status: int = 200) -> web.Response:
         return web.Response(text=text, content_type="text/html", headers=HEADERS, status=status)

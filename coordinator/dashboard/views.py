@@ -1,4 +1,7 @@
-"""HTTP handlers. Everything shown comes from one database snapshot; templates escape everything."""
+"""HTTP handlers. Everything shown comes from one database snapshot; templates escape everything.
+
+What strangers may ask for is made once for all of them (coordinator.dashboard.shared): only operators get a page of their own.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ from typing import Any
 
 import jinja2
 from aiohttp import web
+from sqlalchemy import exc
 
-from coordinator.dashboard.access import Access
+from coordinator.dashboard.access import Access, Caller
 from coordinator.dashboard.admin import AdminViews
 from coordinator.dashboard.api import openapi
 from coordinator.dashboard.api.acts import Acts
@@ -23,6 +27,7 @@ from coordinator.dashboard.browse import BrowseViews
 from coordinator.dashboard.chart import line_chart
 from coordinator.dashboard.pages import Pages
 from coordinator.dashboard.settings import Settings
+from coordinator.dashboard.shared import Derived, Shared
 from coordinator.limits import Door, DoorLimits, address_group
 from coordinator.metrics import Metrics
 from coordinator.store import summary, versions
@@ -38,6 +43,8 @@ _CHANGES_EVERY_S = 2.0
 _CHANGES_LOOKS = 300
 _API_VERSION = "1"
 _LEADERS = 10
+_GLANCE_S = 2.0  # how old what everybody is told may be
+_BUSY_AGAIN_S = 5
 _KEPT = ("Allow", "Connection", "WWW-Authenticate")  # headers of a refusal, whatever it is told in
 _OUR_FAULT = "the coordinator failed; it is not your fault, try again"
 # In the order one watches them: what says first that something goes wrong comes first.
@@ -50,7 +57,11 @@ _CHARTS = (
 
 
 class Views:
-    """The handlers of one coordinator. `make_terms` reads the run's terms as they stand now."""
+    """The handlers of one coordinator. `make_terms` reads the run's terms as they stand now.
+
+    `glance_s`: for how long the summary and the terms are kept. An operator's action lets go of them.
+    `served`: the database as those see it who serve workers; `db` if there is no pool beside it.
+    """
 
     def __init__(
         self,
@@ -62,6 +73,8 @@ class Views:
         settings: Settings,
         ca_pem: bytes | None = None,
         door: Door | None = None,
+        served: Database | None = None,
+        glance_s: float = _GLANCE_S,
     ) -> None:
         self._db = db
         self._ca_pem = ca_pem
@@ -69,16 +82,19 @@ class Views:
         self._access = access
         self._settings = settings
         self._pages = Pages()
-        self._metrics = metrics
-        self._make_terms = make_terms
+        self._served = served or db
+        self._terms = Shared(make_terms, glance_s)
+        self._summary = Shared(self._read_summary, glance_s)
+        self._exposition = Derived(metrics.render)
+        self._front = Derived(self._status_text)
         described = Endpoint("GET", f"{PREFIX}/openapi.json", "This description", dict[str, Any], self._describe)
-        reads = Reads(db, settings, self._summary, self.changes)
-        self._endpoints = [*reads.endpoints(), described, *Acts(db).endpoints()]
+        reads = Reads(db, settings, self._summary.get, self.changes)
+        self._endpoints = [*reads.endpoints(), described, *Acts(db, self._acted).endpoints()]
         self._description = openapi.describe(self._endpoints, version=_API_VERSION)
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=1 << 16, middlewares=[self._guard])
-        AdminViews(self._db, self._access, self._pages, self._settings).add_routes(app)
+        AdminViews(self._db, self._access, self._pages, self._settings, self._acted).add_routes(app)
         BrowseViews(self._db, self._access, self._pages, self._settings).add_routes(app)
         Doorway(self._access).add_routes(app, self._endpoints)
         app.router.add_get("/api", self.api_page)
@@ -100,6 +116,9 @@ class Views:
                 return await handler(request)
         except Busy as busy:
             return _refuse(request, 429, str(busy), {"Retry-After": str(int(busy.retry_after_s) + 1)})
+        except exc.TimeoutError:  # no connection is free; a database that is away is another error
+            text = "too many ask for pages at once; come back later"
+            return _refuse(request, 429, text, {"Retry-After": str(_BUSY_AGAIN_S)})
         except web.HTTPException as refused:
             if refused.status < 400:
                 raise
@@ -124,12 +143,17 @@ class Views:
                 await asyncio.sleep(_CHANGES_EVERY_S)
         return response
 
-    async def _summary(self) -> summary.Summary:
+    def _acted(self) -> None:
+        """An operator sees what it did at once."""
+        self._summary.forget()
+        self._terms.forget()
+
+    async def _read_summary(self) -> summary.Summary:
         async with self._db.read() as connection:
             return await summary.read(connection, probation_rollouts=self._settings.scheduling.probation_rollouts)
 
     async def terms(self, request: web.Request) -> web.Response:
-        terms = await self._make_terms()
+        terms = await self._terms.get()
         return web.Response(text=terms.to_json(), content_type="application/json")
 
     async def authority(self, request: web.Request) -> web.Response:
@@ -145,20 +169,25 @@ class Views:
         return self._pages.render("api.html", caller, described=self._description, origin=origin)
 
     async def prometheus(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._metrics.render(await self._summary()), content_type="text/plain")
+        return web.Response(body=self._exposition.of(await self._summary.get()), content_type="text/plain")
 
     async def healthz(self, request: web.Request) -> web.Response:
         """200 if the database answers: without it this process can do nothing."""
         try:
-            async with self._db.read() as connection:
+            async with self._served.read() as connection:
                 await versions.head(connection)
         except Exception:
             return web.json_response({"status": "database unreachable"}, status=503)
         return web.json_response({"status": "ok"})
 
     async def status_page(self, request: web.Request) -> web.Response:
-        view = await self._summary()
-        terms = await self._make_terms()
+        caller = await self._access.caller(request)
+        view, terms = await self._summary.get(), await self._terms.get()
+        return self._pages.answer(
+            self._front.of(view, terms) if caller is None else self._status_text(view, terms, caller)
+        )
+
+    def _status_text(self, view: summary.Summary, terms: RunTerms, caller: Caller | None = None) -> str:
         charts = []
         for key, title, low, high in _CHARTS:
             values = [step.metrics[key] for step in view.steps if key in step.metrics]
@@ -169,9 +198,8 @@ class Views:
                     "last": values[-1] if values else None,
                 }
             )
-        caller = await self._access.caller(request)
         leaders = [worker for worker in view.workers if not worker.banned][:_LEADERS]
-        return self._pages.render("status.html", caller, view=view, terms=terms, charts=charts, leaders=leaders)
+        return self._pages.text("status.html", caller, view=view, terms=terms, charts=charts, leaders=leaders)
 
 
 def _refuse(request: web.Request, status: int, text: str, headers: dict[str, str]) -> web.Response:

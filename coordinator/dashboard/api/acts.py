@@ -15,10 +15,11 @@ from coordinator.store.database import Database
 
 
 class Acts:
-    """One endpoint for each action."""
+    """One endpoint for each action. `acted()` is told whenever something was done."""
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: Database, acted: Callable[[], None]) -> None:
         self._db = db
+        self._acted = acted
 
     def endpoints(self) -> list[Endpoint]:
         return [
@@ -38,7 +39,9 @@ class Acts:
         async def do(asked: Asked) -> answers.Done:
             assert asked.caller is not None
             arguments = actions.clean(name, asked.body.model_dump())
-            return answers.Done(await perform(self._db, name, arguments, actor=asked.caller.operator.name))
+            done = await perform(self._db, name, arguments, actor=asked.caller.operator.name)
+            self._acted()
+            return answers.Done(done)
 
         return do
 

@@ -116,8 +116,7 @@ class Doorway:
                 raise web.HTTPBadRequest(text=str(error)) from None
             if isinstance(answer, web.StreamResponse):
                 return answer
-            headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-            return web.Response(body=endpoint.adapter.dump_json(answer), content_type=JSON, headers=headers)
+            return answer_json(endpoint.adapter.dump_json(answer))
 
         return handler
 
@@ -150,6 +149,11 @@ def problems(error: ValidationError) -> str:
 
 def clean_line(text: str) -> str:
     return "".join(character for character in text if character.isprintable())[:500]
+
+
+def answer_json(body: bytes) -> web.Response:
+    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    return web.Response(body=body, content_type=JSON, headers=headers)
 
 
 def failure(status: int, text: str, headers: dict[str, str] | None = None) -> web.Response:

@@ -6,14 +6,15 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from aiohttp import web
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, TypeAdapter
 
 from coordinator import statements
 from coordinator.audit import classify
 from coordinator.dashboard import run_now
 from coordinator.dashboard.api import answers
-from coordinator.dashboard.api.endpoint import PREFIX, Asked, Endpoint, Query, Text
+from coordinator.dashboard.api.endpoint import PREFIX, Asked, Endpoint, Query, Text, answer_json
 from coordinator.dashboard.settings import Settings
+from coordinator.dashboard.shared import Derived
 from coordinator.dashboard.tokens import of_stored
 from coordinator.export_ledger import envelope_json
 from coordinator.operators import Role
@@ -89,6 +90,7 @@ class Reads:
         self._db = db
         self._settings = settings
         self._summarise = summarise
+        self._public = Derived(_public_status)
         self._changes = changes
 
     def endpoints(self) -> list[Endpoint]:
@@ -141,8 +143,11 @@ class Reads:
             get("/events", "The audit log", answers.Events, self.events, needs=viewer, query=EventsQuery),
         ]
 
-    async def status(self, asked: Asked) -> answers.Status:
-        return answers.status_of(await self._summarise(), known=asked.caller is not None)
+    async def status(self, asked: Asked) -> answers.Status | web.Response:
+        summary = await self._summarise()
+        if asked.caller is None:
+            return answer_json(self._public.of(summary))
+        return answers.status_of(summary, known=True)
 
     async def required(self, asked: Asked) -> answers.Versions:
         async with self._db.read() as connection:
@@ -253,3 +258,8 @@ class Reads:
             answers.NumberedEvent(row.event_id, row.at, row.actor, row.action, row.subject, row.detail) for row in rows
         ]
         return answers.Events(lines, before=rows[-1].event_id if len(rows) == browse.PAGE else None)
+
+
+def _public_status(summary: Summary) -> bytes:
+    """What strangers are told: the same for all of them."""
+    return TypeAdapter(answers.Status).dump_json(answers.status_of(summary, known=False))
