@@ -192,6 +192,8 @@ class LimitsSection(_Section):
     registration_burst: float = Field(60.0, ge=1)
     calls: int = Field(8192, ge=1)
     connections: int = Field(16_384, ge=1)
+    address_streams: int = Field(8, ge=1)
+    streams: int = Field(256, ge=1)
 
     def door(self) -> DoorLimits:
         return DoorLimits(
@@ -201,6 +203,8 @@ class LimitsSection(_Section):
             address_calls=self.address_calls,
             registrations=Rate(self.registration_rate, self.registration_burst),
             calls=self.calls,
+            address_streams=self.address_streams,
+            streams=self.streams,
         )
 
 

@@ -18,6 +18,7 @@ from protocol.errors import Busy
 from protocol.trust import is_loopback
 
 _REMEMBERED = 65_536  # buckets; who is forgotten begins with a full one, which costs us one burst
+_STREAM_AGAIN_S = 30.0  # streams last
 _IPV6_PREFIX = 64  # one household or host has all of these
 _is_ours = lru_cache(maxsize=4096)(is_loopback)  # asked of every call
 
@@ -52,7 +53,10 @@ def take(bucket: Bucket | None, rate: Rate, now: float, cost: float = 1.0) -> tu
 
 @dataclass(frozen=True, slots=True)
 class DoorLimits:
-    """Rates in calls per second, the others in calls under way at once (a long poll counts while it waits)."""
+    """Rates in calls per second, the others in calls under way at once (a long poll counts while it waits), or in streams.
+
+    Streams are no calls: those who only look on can't take the room of those who work.
+    """
 
     key: Rate = Rate(20.0, 100.0)
     key_calls: int = 64
@@ -60,6 +64,8 @@ class DoorLimits:
     address_calls: int = 2048
     registrations: Rate = Rate(0.5, 60.0)  # per address: each writes a row
     calls: int = 8192
+    address_streams: int = 8
+    streams: int = 256
 
 
 class Buckets:
@@ -116,6 +122,17 @@ class Door:
             self._total -= 1
 
     @contextlib.contextmanager
+    def stream(self, address: str) -> Iterator[None]:
+        """One stream to this address, as long as it is open. Raises Busy."""
+        with contextlib.ExitStack() as counted:
+            if not _is_ours(address):
+                self._pass(self._addresses, address, "address")
+                most = self._limits.address_streams
+                counted.enter_context(self._count(f"streams {address}", most, "address_streams", _STREAM_AGAIN_S))
+            counted.enter_context(self._count("streams", self._limits.streams, "streams", _STREAM_AGAIN_S))
+            yield
+
+    @contextlib.contextmanager
     def key(self, key_id: str) -> Iterator[None]:
         """One call by this key, whose token was checked. Raises Busy."""
         self._pass(self._keys, key_id, "key")
@@ -128,9 +145,9 @@ class Door:
             raise self._busy(limit, f"too many calls (limits.{limit})", wait)
 
     @contextlib.contextmanager
-    def _count(self, name: str, most: int, limit: str) -> Iterator[None]:
+    def _count(self, name: str, most: int, limit: str, again_s: float = 1.0) -> Iterator[None]:
         if self._under_way[name] >= most:
-            raise self._busy(limit, f"{most} calls are under way already (limits.{limit})", 1.0)
+            raise self._busy(limit, f"{most} are under way already (limits.{limit})", again_s)
         self._under_way[name] += 1
         try:
             yield

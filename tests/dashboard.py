@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from coordinator.dashboard.access import Access
 from coordinator.dashboard.settings import Settings
 from coordinator.dashboard.views import Views
+from coordinator.limits import Door
 from coordinator.metrics import Metrics
 from coordinator.operate import make_token
 from coordinator.operators import Role
@@ -33,20 +34,22 @@ def settings_of(run: StoredRun | None = None) -> Settings:
     )
 
 
-def views_of(run: StoredRun, name: str = "test", glance_s: float = 0.0) -> Views:
+def views_of(run: StoredRun, name: str = "test", glance_s: float = 0.0, door: Door | None = None) -> Views:
     """The dashboard of a run. It keeps nothing, unless told: a test sees at once what it did."""
 
     async def read_terms() -> RunTerms:
         return make_terms(name=name)
 
     access = Access(run.db, SECRET, encrypted=False)
-    return Views(run.db, Metrics(), read_terms, access=access, settings=settings_of(run), glance_s=glance_s)
+    return Views(run.db, Metrics(), read_terms, access=access, settings=settings_of(run), glance_s=glance_s, door=door)
 
 
 @asynccontextmanager
-async def serving(run: StoredRun, name: str = "test", glance_s: float = 0.0) -> AsyncIterator[Client]:
+async def serving(
+    run: StoredRun, name: str = "test", glance_s: float = 0.0, door: Door | None = None
+) -> AsyncIterator[Client]:
     """A browser before the dashboard of a run."""
-    async with TestClient(TestServer(views_of(run, name, glance_s).application())) as client:
+    async with TestClient(TestServer(views_of(run, name, glance_s, door).application())) as client:
         yield client
 
 

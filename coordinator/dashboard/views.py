@@ -5,7 +5,6 @@ What strangers may ask for is made once for all of them (coordinator.dashboard.s
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import time
@@ -22,8 +21,9 @@ from coordinator.dashboard.admin import AdminViews
 from coordinator.dashboard.api import openapi
 from coordinator.dashboard.api.acts import Acts
 from coordinator.dashboard.api.endpoint import PREFIX, Asked, Doorway, Endpoint, failure
-from coordinator.dashboard.api.reads import Reads
+from coordinator.dashboard.api.reads import CHANGES_PATH, Reads
 from coordinator.dashboard.browse import BrowseViews
+from coordinator.dashboard.changes import Changes
 from coordinator.dashboard.chart import line_chart
 from coordinator.dashboard.pages import Pages
 from coordinator.dashboard.settings import Settings
@@ -39,8 +39,6 @@ from protocol.trust import CA_PATH
 log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_CHANGES_EVERY_S = 2.0
-_CHANGES_LOOKS = 300
 _API_VERSION = "1"
 _LEADERS = 10
 _GLANCE_S = 2.0  # how old what everybody is told may be
@@ -88,6 +86,7 @@ class Views:
         self._exposition = Derived(metrics.render)
         self._front = Derived(self._status_text)
         described = Endpoint("GET", f"{PREFIX}/openapi.json", "This description", dict[str, Any], self._describe)
+        self._changes = Changes(self._state)
         reads = Reads(db, settings, self._summary.get, self.changes)
         self._endpoints = [*reads.endpoints(), described, *Acts(db, self._acted).endpoints()]
         self._description = openapi.describe(self._endpoints, version=_API_VERSION)
@@ -110,9 +109,8 @@ class Views:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """The address's limits; and what fails by our own fault is logged here and told to nobody."""
-        registers = request.method == "POST" and request.path == "/login"
         try:
-            with self._door.address(address_group(request.remote or "unknown"), registers=registers):
+            with self._admitted(request):
                 return await handler(request)
         except Busy as busy:
             return _refuse(request, 429, str(busy), {"Retry-After": str(int(busy.retry_after_s) + 1)})
@@ -128,20 +126,20 @@ class Views:
             log.exception("a request failed by our own fault", extra={"action": "internal_error"})
             return _refuse(request, 500, _OUR_FAULT, {})
 
+    def _admitted(self, request: web.Request) -> contextlib.AbstractContextManager[None]:
+        address = address_group(request.remote or "unknown")
+        resource = request.match_info.route.resource
+        if resource is not None and resource.canonical == CHANGES_PATH:
+            return self._door.stream(address)
+        return self._door.address(address, registers=request.method == "POST" and request.path == "/login")
+
     async def changes(self, asked: Asked) -> web.StreamResponse:
-        """Server-sent events: one whenever the run has changed, looked at every two seconds; ends after ten minutes."""
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
-        await response.prepare(asked.request)
-        last: tuple[object, ...] = ()
-        with contextlib.suppress(ConnectionError):
-            for _ in range(_CHANGES_LOOKS):
-                async with self._db.read() as connection:
-                    state = await summary.state(connection)
-                changed = last not in ((), state)
-                await response.write(b"data: changed\n\n" if changed else b": nothing new\n\n")
-                last = state
-                await asyncio.sleep(_CHANGES_EVERY_S)
-        return response
+        """Server-sent events: one whenever the run has changed."""
+        return await self._changes.stream(asked.request)
+
+    async def _state(self) -> tuple[Any, ...]:
+        async with self._db.read() as connection:
+            return await summary.state(connection)
 
     def _acted(self) -> None:
         """An operator sees what it did at once."""

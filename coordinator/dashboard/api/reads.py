@@ -24,6 +24,7 @@ from coordinator.store import workers as worker_store
 from coordinator.store.database import Database
 from coordinator.store.summary import EvidenceLine, Summary
 
+CHANGES_PATH = f"{PREFIX}/changes"
 _PAGES_MAX = 10_000
 _TIME_MAX = 1e12
 STATES = ("", "pending", "verifying", "accepted", "served", "trained", "rejected", "dropped")
@@ -106,7 +107,7 @@ class Reads:
             get("/status", "The run at a glance", answers.Status, self.status),
             get("/leaderboard", "Workers by verified tokens", answers.Leaderboard, self.leaderboard, query=PageQuery),
             get(
-                "/changes",
+                CHANGES_PATH.removeprefix(PREFIX),
                 "Server-sent events: one whenever the run has changed",
                 str,
                 self._changes,

@@ -105,6 +105,31 @@ def test_all_together_are_bounded_loopback_too() -> None:
         pass
 
 
+def test_streams_are_counted_apart_from_calls() -> None:
+    told: list[str] = []
+    gate = door(Clock(), told, calls=1, address_calls=1, address_streams=2, streams=3)
+    with gate.stream("10.0.0.1"), gate.stream("10.0.0.1"), gate.address("10.0.0.1", registers=False):
+        with pytest.raises(Busy, match="address_streams") as busy, gate.stream("10.0.0.1"):
+            pass
+        assert busy.value.retry_after_s == 30.0
+        with gate.stream("127.0.0.1"), pytest.raises(Busy, match=r"limits\.streams"), gate.stream("10.0.0.2"):
+            pass
+        with gate.stream("10.0.0.2"):
+            pass
+    with gate.stream("10.0.0.1"), gate.stream("10.0.0.1"), gate.stream("127.0.0.1"):
+        pass
+    assert told == ["address_streams", "streams"]
+
+
+def test_a_stream_is_charged_to_its_address_as_a_call() -> None:
+    gate = door(Clock(), [], address=Rate(1.0, 2.0))
+    for _ in range(2):
+        with gate.stream("10.0.0.1"):
+            pass
+    with pytest.raises(Busy, match=r"limits\.address"), gate.stream("10.0.0.1"):
+        pass
+
+
 @pytest.mark.parametrize(
     ("address", "group"),
     [
