@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _API_VERSION = "1"
 _LEADERS = 10
+HEALTH_PATH = "/healthz"
+_HEALTH_S = 1.0
 _GLANCE_S = 2.0  # how old what everybody is told may be
 _BUSY_AGAIN_S = 5
 _KEPT = ("Allow", "Connection", "WWW-Authenticate")  # headers of a refusal, whatever it is told in
@@ -81,6 +83,7 @@ class Views:
         self._settings = settings
         self._pages = Pages()
         self._served = served or db
+        self._health = Shared(self._ask_database, min(_HEALTH_S, glance_s))
         self._terms = Shared(make_terms, glance_s)
         self._summary = Shared(self._read_summary, glance_s)
         self._exposition = Derived(metrics.render)
@@ -102,7 +105,7 @@ class Views:
         if self._ca_pem is not None:
             app.router.add_get(CA_PATH, self.authority)
         app.router.add_get("/metrics", self.prometheus)
-        app.router.add_get("/healthz", self.healthz)
+        app.router.add_get(HEALTH_PATH, self.healthz)
         app.router.add_static("/static", Path(__file__).parent / "static")
         return app
 
@@ -127,9 +130,14 @@ class Views:
             return _refuse(request, 500, _OUR_FAULT, {})
 
     def _admitted(self, request: web.Request) -> contextlib.AbstractContextManager[None]:
+        """The limits that this request counts against. Health has none: who watches over this process must have an answer,
+        above all when there is much to do."""
         address = address_group(request.remote or "unknown")
         resource = request.match_info.route.resource
-        if resource is not None and resource.canonical == CHANGES_PATH:
+        path = "" if resource is None else resource.canonical
+        if path == HEALTH_PATH:
+            return contextlib.nullcontext()
+        if path == CHANGES_PATH:
             return self._door.stream(address)
         return self._door.address(address, registers=request.method == "POST" and request.path == "/login")
 
@@ -172,11 +180,14 @@ class Views:
     async def healthz(self, request: web.Request) -> web.Response:
         """200 if the database answers: without it this process can do nothing."""
         try:
-            async with self._served.read() as connection:
-                await versions.head(connection)
+            await self._health.get()
         except Exception:
             return web.json_response({"status": "database unreachable"}, status=503)
         return web.json_response({"status": "ok"})
+
+    async def _ask_database(self) -> None:
+        async with self._served.read() as connection:
+            await versions.head(connection)
 
     async def status_page(self, request: web.Request) -> web.Response:
         caller = await self._access.caller(request)

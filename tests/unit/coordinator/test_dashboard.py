@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from coordinator.dashboard.access import Access
 from coordinator.dashboard.chart import line_chart
 from coordinator.dashboard.views import Views
+from coordinator.limits import Door, DoorLimits
 from coordinator.metrics import Metrics
 from coordinator.operators import Role
 from coordinator.store import events, hardware
@@ -166,6 +168,13 @@ async def test_the_style_sheet_is_served_and_nothing_beside_it(client: Client) -
 async def test_health_follows_the_database(client: Client) -> None:
     response = await client.get("/healthz")
     assert (response.status, await response.json()) == (200, {"status": "ok"})
+
+
+async def test_health_is_told_whatever_the_limits(run: StoredRun) -> None:
+    async with serving(run, door=Door(DoorLimits(calls=0), time.monotonic)) as client:
+        assert (await client.get("/")).status == 429
+        assert (await client.get("/healthz")).status == 200
+        assert (await client.post("/healthz")).status == 429, "what it does not answer is a call like any other"
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
