@@ -203,6 +203,7 @@ rollouts = Table(
     Index("ix_rollouts_group", "group_id", "state"),
     Index("ix_rollouts_worker", "worker_id", "state"),
     Index("ix_rollouts_worker_received", "worker_id", "received_at"),
+    Index("ix_rollouts_received", "received_at"),
 )
 
 payloads = Table(
@@ -244,6 +245,7 @@ verdicts = Table(
     Column("observations", JSON),  # what tests over many rollouts took from it
     Column("verifier", String(64), nullable=False),
     Column("verified_at", Float, nullable=False),
+    Index("ix_verdicts_verified", "verified_at"),
 )
 
 consumptions = Table(

@@ -47,6 +47,20 @@ async def test_migrations_make_the_schema_of_the_code(empty_database_url: str) -
     assert await look(empty_database_url, tables) == set()
 
 
+async def test_the_newest_of_each_is_found_by_an_index_that_goes_back_as_it_came(empty_database_url: str) -> None:
+    added = {"rollouts": "ix_rollouts_received", "verdicts": "ix_verdicts_verified"}
+
+    def there(connection: Connection) -> set[str | None]:
+        return {index["name"] for table in added for index in inspect(connection).get_indexes(table)}
+
+    await upgrade(empty_database_url)
+    assert await look(empty_database_url, there) >= set(added.values())
+    await downgrade(empty_database_url, "0005")
+    assert not await look(empty_database_url, there) & set(added.values())
+    await upgrade(empty_database_url)
+    assert await look(empty_database_url, there) >= set(added.values())
+
+
 async def test_replicas_may_migrate_at_once(empty_database_url: str) -> None:
     await asyncio.gather(*(upgrade(empty_database_url) for _ in range(3)))
     assert await look(empty_database_url, tables) == set(metadata.tables)
