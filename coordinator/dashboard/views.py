@@ -90,7 +90,7 @@ class Views:
         self._front = Derived(self._status_text)
         described = Endpoint("GET", f"{PREFIX}/openapi.json", "This description", dict[str, Any], self._describe)
         self._changes = Changes(self._state)
-        reads = Reads(db, settings, self._summary.get, self.changes)
+        reads = Reads(db, settings, self._summary.get, self.changes, self._door)
         self._endpoints = [*reads.endpoints(), described, *Acts(db, self._acted).endpoints()]
         self._description = openapi.describe(self._endpoints, version=_API_VERSION)
 

@@ -14,6 +14,8 @@ from coordinator.store.tables import ledger, workers
 from protocol.declaration import Declaration
 from protocol.ledger import Entry, EntryKind, Standing, fold
 
+_PART = 2000  # of a ledger's lines that are fetched at once
+
 
 async def register(
     connection: AsyncConnection,
@@ -204,5 +206,26 @@ async def count_rejection(connection: AsyncConnection, worker_id: str) -> None:
 
 async def entries(connection: AsyncConnection, worker_id: str) -> list[Entry]:
     """The worker's ledger, oldest first."""
-    rows = await connection.execute(select(ledger).where(ledger.c.worker_id == worker_id).order_by(ledger.c.entry_id))
-    return [Entry(row.worker_id, EntryKind(row.kind), row.amount, row.rollout_id, row.note) for row in rows]
+    return [entry_of(row) for row in await ledger_rows(connection, worker_id)]
+
+
+async def ledger_rows(connection: AsyncConnection, worker_id: str) -> list[Row[Any]]:
+    """The worker's lines, oldest first, fetched in parts: others have their turn meanwhile."""
+    wanted = select(ledger).where(ledger.c.worker_id == worker_id).order_by(ledger.c.entry_id)
+    rows: list[Row[Any]] = []
+    async with connection.stream(wanted) as found:
+        async for part in found.partitions(_PART):
+            rows.extend(part)
+    return rows
+
+
+async def ledger_mark(connection: AsyncConnection, worker_id: str) -> tuple[int, int]:
+    """The worker's last line and how many there are: never the same again once there is a new one, in whatever order lines are
+    committed."""
+    wanted = select(func.max(ledger.c.entry_id), func.count()).where(ledger.c.worker_id == worker_id)
+    row = (await connection.execute(wanted)).one()
+    return row[0] or 0, row[1]
+
+
+def entry_of(row: Row[Any]) -> Entry:
+    return Entry(row.worker_id, EntryKind(row.kind), row.amount, row.rollout_id, row.note)

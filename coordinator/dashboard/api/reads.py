@@ -8,18 +8,17 @@ from typing import Annotated, Any
 from aiohttp import web
 from pydantic import AfterValidator, Field, TypeAdapter
 
-from coordinator import statements
 from coordinator.audit import classify
 from coordinator.dashboard import run_now
 from coordinator.dashboard.api import answers
+from coordinator.dashboard.api.accounts import Accounts
 from coordinator.dashboard.api.endpoint import PREFIX, Asked, Endpoint, Query, Text, answer_json
 from coordinator.dashboard.settings import Settings
 from coordinator.dashboard.shared import Derived
 from coordinator.dashboard.tokens import of_stored
-from coordinator.export_ledger import envelope_json
+from coordinator.limits import Door
 from coordinator.operators import Role
 from coordinator.store import browse, versions
-from coordinator.store import run as run_store
 from coordinator.store import workers as worker_store
 from coordinator.store.database import Database
 from coordinator.store.summary import EvidenceLine, Summary
@@ -87,12 +86,15 @@ class Reads:
         settings: Settings,
         summarise: Callable[[], Awaitable[Summary]],
         changes: Callable[[Asked], Awaitable[web.StreamResponse]],
+        door: Door,
     ) -> None:
         self._db = db
         self._settings = settings
         self._summarise = summarise
         self._public = Derived(_public_status)
         self._changes = changes
+        self._door = door
+        self._accounts = Accounts(db, settings.sign)
 
     def endpoints(self) -> list[Endpoint]:
         """In the order that the description lists them."""
@@ -204,18 +206,14 @@ class Reads:
             ],
         )
 
-    async def statement(self, asked: Asked) -> answers.SignedStatement:
-        run = await run_store.load(self._db)
-        assert run is not None
-        async with self._db.read() as connection:
-            made = await statements.make(connection, run.run_id, asked.path["worker_id"])
+    async def statement(self, asked: Asked) -> web.Response:
+        """Charged to the key of the worker that asks, as its calls are, or to the operator who does."""
+        worker_id = asked.path["worker_id"]
+        with self._door.key(worker_id if asked.caller is None else f"operator {asked.caller.operator.name}"):
+            made = await self._accounts.get(worker_id)
         if made is None:
             raise web.HTTPNotFound(text="no such worker")
-        statement, entries = made
-        return answers.SignedStatement(
-            answers.Envelope(**envelope_json(self._settings.sign(statement))),
-            [(entry.kind.value, entry.amount, entry.rollout_id, entry.note) for entry in entries],
-        )
+        return answer_json(made)
 
     async def rollouts(self, asked: Asked) -> answers.Rollouts:
         async with self._db.read() as connection:
