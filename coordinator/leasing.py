@@ -7,7 +7,7 @@ same time are served in one transaction (`coordinator.granting`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -17,6 +17,7 @@ from coordinator.hardware import HardwareRules
 from coordinator.scheduling import EXACT, Freshness, Scheduling
 from coordinator.store import database, leases, versions, workers
 from coordinator.store.database import Database
+from coordinator.store.leases import Held
 from coordinator.together import Together
 from protocol import lease as lease_rules
 from protocol.errors import WorkerFault
@@ -61,6 +62,7 @@ class Leasing:
         self._granting = Granting(scheduling, maker, hardware_rules or HardwareRules(), freshness)
         self._together = Together(self.acquire_many, _MOST)
         self._renewing: Together[Progress, tuple[list[Renewal], int]] = Together(self._renew_many, _MOST)
+        self._returning: Together[tuple[str, frozenset[str]], int] = Together(self._return_many, _MOST)
 
     def use(self, scheduling: Scheduling) -> None:
         """Go by these numbers from the next call on."""
@@ -105,7 +107,8 @@ class Leasing:
                     if mine is None or mine.lease.worker_id != worker_id:
                         renewals.append(Renewal(lease_id, 0.0, "there is no such lease of yours"))
                         continue
-                    lease, problem = self._renewed(changed.get(lease_id, mine.lease), commitment, at, version)
+                    now = replace(mine, lease=changed.get(lease_id, mine.lease))
+                    lease, problem = self._renewed(now, commitment, at, version)
                     if lease != mine.lease:
                         changed[lease_id] = lease
                     renewals.append(Renewal(lease_id, 0.0 if problem else lease.deadline, problem))
@@ -114,9 +117,9 @@ class Leasing:
             await workers.seen(connection, sorted({worker_id for worker_id, _ in asked}), at)
         return answers
 
-    def _renewed(self, lease: Lease, commitment: Commitment, at: float, head: int) -> tuple[Lease, str]:
+    def _renewed(self, held: Held, commitment: Commitment, at: float, head: int) -> tuple[Lease, str]:
         """The lease afterwards, and what is wrong with it, if anything."""
-        lease = lease_rules.expire(lease, at)
+        lease = lease_rules.expire(held.lease, at)
         try:
             renewed = lease_rules.renew(
                 lease,
@@ -124,6 +127,8 @@ class Leasing:
                 now=at,
                 term=self._scheduling.lease_term_s,
                 oldest=oldest_admissible(head, self._scheduling.max_staleness),
+                head=head,
+                max_tokens=held.max_tokens,
             )
         except WorkerFault as fault:
             revoked = lease.state is LeaseState.LIVE
@@ -132,14 +137,26 @@ class Leasing:
 
     async def give_back(self, worker_id: str, lease_ids: Sequence[str]) -> int:
         """Free the worker's live leases; how many there were."""
-        returned = 0
-        async with self._db.write() as connection:
-            for lease_id in lease_ids:
-                lease = await leases.get(connection, lease_id)
-                if lease is not None and lease.worker_id == worker_id and lease.state is LeaseState.LIVE:
-                    await leases.release(connection, lease_rules.finish(lease, LeaseState.RETURNED))
-                    returned += 1
+        return await self._returning.do((worker_id, frozenset(lease_ids)))
+
+    async def _return_many(self, asked: Sequence[tuple[str, frozenset[str]]]) -> list[int]:
+        """What several workers give back, in one transaction. The ids may come from anybody, and be of nothing."""
+        returned: list[int] = []
+        ended: dict[str, Lease] = {}
+        async with self._db.write(alone=False) as connection:
+            held = await leases.held(connection, (lease_id for _, ids in asked for lease_id in ids))
+            for worker_id, ids in asked:
+                found = [held[lease_id].lease for lease_id in ids if lease_id in held and lease_id not in ended]
+                mine = [each for each in found if each.worker_id == worker_id and each.state is LeaseState.LIVE]
+                ended |= {each.lease_id: lease_rules.finish(each, LeaseState.RETURNED) for each in mine}
+                returned.append(len(mine))
+            await leases.save_many(connection, list(ended.values()))
         return returned
+
+    async def live_among(self, worker_id: str, lease_ids: Sequence[str]) -> set[str]:
+        """Those of these leases that are the worker's and live: only about them anything it says is worth a look."""
+        async with self._db.read() as connection:
+            return await leases.live_among(connection, worker_id, lease_ids)
 
     async def expire(self) -> int:
         """Free what is overdue; how many leases there were."""

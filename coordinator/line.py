@@ -52,12 +52,18 @@ class Line:
             raise
         if granted.leases or time.monotonic() >= deadline:
             return granted
+        for other in [each for each in self._waiters if each.request.worker_id == worker_id]:
+            self._answer(other, other.answer)  # one place in line for each worker, however often it asks
         waiter = _Waiter(Request(worker_id, wanted), deadline, granted, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._serve())
         try:
             return await waiter.future
+        except asyncio.CancelledError:
+            if waiter.future.done() and not waiter.future.cancelled() and waiter.future.exception() is None:
+                self._give_back(worker_id, waiter.future.result())  # answered, and gone before it heard
+            raise
         finally:
             with contextlib.suppress(ValueError):
                 self._waiters.remove(waiter)
