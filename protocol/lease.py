@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from protocol.errors import WorkerFault
-from protocol.rollout import RejectionReason, token_digest
+from protocol.rollout import RejectionReason
 
 _DIGEST_BYTES = 32
 # What the database can hold; anything near it is nonsense.
@@ -122,11 +122,6 @@ def _born_before(lease: Lease, progress: Commitment, oldest: int) -> bool:
     return first.length > 0 and first.version < oldest
 
 
-def honours(lease: Lease, token_ids: tuple[int, ...]) -> bool:
-    """Do these tokens extend everything that was committed under this lease?"""
-    return broken(lease, token_ids) is None
-
-
 def broken(lease: Lease, token_ids: tuple[int, ...]) -> Commitment | None:
     """The first commitment under this lease that these tokens do not extend, None if they do. Hashes every token once."""
     hashed, done = sha256(), 0
@@ -139,13 +134,6 @@ def broken(lease: Lease, token_ids: tuple[int, ...]) -> Commitment | None:
         if commitment.length and hashed.digest() != commitment.digest:
             return commitment
     return None
-
-
-def extends(commitment: Commitment, token_ids: tuple[int, ...]) -> bool:
-    """Do these tokens begin with what was committed?"""
-    if commitment.length == 0:
-        return True
-    return len(token_ids) >= commitment.length and token_digest(token_ids[: commitment.length]) == commitment.digest
 
 
 def expire(lease: Lease, now: float) -> Lease:

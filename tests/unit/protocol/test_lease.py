@@ -7,10 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import WorkerFault
-from protocol.lease import Commitment, Lease, LeaseState, expire, extends, finish, honours, is_live, renew
+from protocol.lease import Commitment, Lease, LeaseState, broken, expire, finish, is_live, renew
 from protocol.rollout import RejectionReason, token_digest
 
 LEASE = Lease("lease", "g0-0", "worker", min_version=0, deadline=100.0)
+
+
+def honours(lease: Lease, tokens: tuple[int, ...]) -> bool:
+    return broken(lease, tokens) is None
+
+
+def extends(commitment: Commitment, tokens: tuple[int, ...]) -> bool:
+    return honours(replace(LEASE, commitment=commitment), tokens)
 
 
 def commit(tokens: tuple[int, ...], version: int = 0) -> Commitment:
