@@ -36,7 +36,10 @@ Handler = Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]
 
 
 class UnaryInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps every unary method's behaviour with `call`."""
+    """Wraps every unary method's behaviour with `call`. A method is wrapped once: handlers never change."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Any] = {}  # as many as there are methods
 
     async def call(self, method: str, behaviour: Handler, request: Any, context: grpc.aio.ServicerContext) -> Any:
         return await behaviour(request, context)
@@ -46,10 +49,18 @@ class UnaryInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
+        method = handler_call_details.method
+        known = self._handlers.get(method)
+        if known is not None:
+            return known
         handler = await continuation(handler_call_details)
         if handler is None or handler.unary_unary is None:
             return handler
-        method = handler_call_details.method
+        self._handlers[method] = self.wrap(method, handler)
+        return self._handlers[method]
+
+    def wrap(self, method: str, handler: Any) -> Any:
+        """The handler with `call` around it."""
 
         async def wrapped(request: Any, context: grpc.aio.ServicerContext) -> Any:
             return await self.call(method, handler.unary_unary, request, context)
@@ -92,6 +103,7 @@ class AddressInterceptor(UnaryInterceptor):
     """The limits of the address that calls, and the longest time that any call is held."""
 
     def __init__(self, door: Door) -> None:
+        super().__init__()
         self._door = door
 
     async def call(self, method: str, behaviour: Handler, request: Any, context: grpc.aio.ServicerContext) -> Any:
@@ -110,6 +122,7 @@ class KeyInterceptor(UnaryInterceptor):
     """The limits of the key that calls, once its token has been checked."""
 
     def __init__(self, door: Door) -> None:
+        super().__init__()
         self._door = door
 
     async def call(self, method: str, behaviour: Handler, request: Any, context: grpc.aio.ServicerContext) -> Any:
@@ -123,13 +136,8 @@ class KeyInterceptor(UnaryInterceptor):
 class ParseInterceptor(UnaryInterceptor):
     """The innermost: those around it see bytes. What is no message of the method is the caller's mistake."""
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler = await continuation(handler_call_details)
-        if handler is None or handler.unary_unary is None or not handler_call_details.method.startswith(_OURS):
+    def wrap(self, method: str, handler: Any) -> Any:
+        if not method.startswith(_OURS):
             return handler
 
         async def parsed(raw: bytes, context: grpc.aio.ServicerContext) -> Any:
@@ -149,6 +157,7 @@ class WorkerAuthInterceptor(UnaryInterceptor):
     """Every worker method but the two that register needs a bearer token."""
 
     def __init__(self, secret: bytes, clock: Callable[[], Awaitable[float]]) -> None:
+        super().__init__()
         self._secret = secret
         self._clock = clock
 
@@ -166,6 +175,7 @@ class TrainerAuthInterceptor(UnaryInterceptor):
     """The private listener takes one shared token."""
 
     def __init__(self, token: str) -> None:
+        super().__init__()
         self._token = token.encode()
 
     async def call(self, method: str, behaviour: Handler, request: Any, context: grpc.aio.ServicerContext) -> Any:

@@ -130,6 +130,7 @@ class TraceInterceptor(UnaryInterceptor):
     """Looks at the calls that rollouts' lives are made of. The innermost: it sees messages, and the caller is known."""
 
     def __init__(self, tracing: Tracing, db: Database) -> None:
+        super().__init__()
         self._tracing = tracing
         self._db = db
 

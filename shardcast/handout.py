@@ -1,8 +1,10 @@
 """Which shard a server gives next to clients that swap the rest among themselves. Pure: time is an argument.
 
 Each shard is given to one client, who passes it on; so a server sends about one copy of a version however many clients
-it has. `patience_s` later it is free for every client that still can't see it among its peers: the taker was slow, left,
-can't be reached, or keeps it for itself. If the taker's connection broke, it is as if it had never been given.
+it has. `patience_s` later it is free for another client that still can't see it among its peers: the taker was slow, left,
+can't be reached, or keeps it for itself. From then on twice as many may have been given it every `DOUBLING_S`: where peers
+are of no use to each other nobody waits long, and where one taker is slow, the crowd doesn't take up the uplink for it. If
+the taker's connection broke, it is as if it had never been given.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from shardcast import bits
 
 PATIENCE_S = 5.0
+DOUBLING_S = 2.0
 
 
 class Handout:
@@ -42,13 +45,15 @@ class Handout:
 
     def next_free(self, here: int, wanted: int, now: float) -> float | None:
         """Seconds until a shard that was given becomes free; None if none is here and wanted."""
-        waits = [self._first[index] + self._patience_s - now for index in bits.indexes(here & wanted & self._given)]
+        waits = [self._free_at(index) - now for index in bits.indexes(here & wanted & self._given)]
         return max(0.0, min(waits)) if waits else None
+
+    def _free_at(self, index: int) -> float:
+        return self._first[index] + self._patience_s + DOUBLING_S * (self._times[index].bit_length() - 1)
 
     def _is_free(self, asker: str, index: int, now: float) -> bool:
         last, at = self._last[index]
-        since = at if last == asker else self._first[index]
-        return since + self._patience_s <= now
+        return self._free_at(index) <= now and (last != asker or at + self._patience_s <= now)
 
     def _give(self, asker: str, index: int, now: float) -> int:
         self._first.setdefault(index, now)

@@ -22,6 +22,7 @@ from protocol.errors import UserError
 from protocol.manifest import Digest, Manifest, SignedEnvelope, tree_digest
 
 _READ_BYTES = 2**20
+_CACHED_BYTES = 2**18  # hashed and then written: the second time they come from the processor's cache
 
 
 class DiskFullError(UserError):
@@ -79,9 +80,12 @@ class ShardWriter:
         with disk_errors(self._folder):
             for chunk in chunks:
                 assert self.received + len(chunk) <= self.size, "a shard can't be overrun"
-                self._hash.update(chunk)
-                self._write_all(chunk)
-                self.received += len(chunk)
+                whole = memoryview(chunk)
+                for begin in range(0, len(whole), _CACHED_BYTES):
+                    part = whole[begin : begin + _CACHED_BYTES]
+                    self._hash.update(part)
+                    self._write_all(part)
+                    self.received += len(part)
 
     def restart(self) -> None:
         """Forget what was received."""
@@ -93,8 +97,7 @@ class ShardWriter:
         """The digest of what was received so far."""
         return Digest.from_raw(self._hash.digest())
 
-    def _write_all(self, chunk: bytes | memoryview) -> None:
-        view = memoryview(chunk)
+    def _write_all(self, view: memoryview) -> None:
         at = self._offset + self.received
         while view:
             written = os.pwrite(self._descriptor, view, at)

@@ -8,7 +8,7 @@ import os
 import sqlite3
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +25,26 @@ READY_S = 90.0
 
 
 class Network:
-    """Starts roles by name; state lives in `folder`. Use as a context: leaving it stops what it started."""
+    """Starts roles by name; state lives in `folder`. Use as a context: leaving it stops what it started.
 
-    def __init__(self, folder: Path, *, versions: int = 4, settings: str = "") -> None:
+    `settings`: lines for the run file's [scheduling] or sections behind it; `trainer`: lines for its [trainer].
+    """
+
+    def __init__(
+        self, folder: Path, *, versions: int = 4, settings: str = "", database: str = "", trainer: str = ""
+    ) -> None:
+        """`database`: URL of an empty PostgreSQL database; SQLite in the folder if there is none."""
         self.folder = folder
+        self.receipts = folder / "receipts.log"  # of the role `worker`, by tests.receipt_keeper
+        self.database = database or f"sqlite+aiosqlite:///{folder / 'run.db'}"
         folder.mkdir(parents=True, exist_ok=True)
         self.ports = Ports.free()
         self.model = build_tiny_model(folder / "model")
         self.trainer_key = keyfile.load_or_create(folder / "trainer.key")[0].key_id
         self.config = folder / "run.toml"
-        self.config.write_text(self._run_file(versions, settings))
+        self.config.write_text(self._run_file(versions, settings) + trainer)
         (folder / "thresholds.toml").write_text(to_toml(BY_HAND))
         self.url = f"http://127.0.0.1:{self.ports.http}"
-        self.database = f"sqlite+aiosqlite:///{folder / 'run.db'}"
         self._processes = Processes(
             folder / "logs",
             {
@@ -65,6 +72,7 @@ class Network:
 [run]
 name = "test"
 trainer_key = "{self.trainer_key}"
+database = "{self.database}"
 [model]
 name = "tiny"
 path = "model"
@@ -110,6 +118,13 @@ checkpoint_every = 2
             process.wait_ready(READY_S)
         return process
 
+    def start_team(self, size: int) -> Process:
+        """The trainer on so many processes."""
+        launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={size}", "-m"]
+        process = self._processes.start("trainer", [*launcher, *self._arguments("trainer")])
+        self.running["trainer"] = process
+        return process
+
     def start_servers(self) -> None:
         for role in ("origin", "relay", "coordinator", "verifier", "trainer"):
             self.start(role)
@@ -140,7 +155,7 @@ checkpoint_every = 2
         if role.startswith("cheater:"):
             attack = role.partition(":")[2]
             return ["tests.adversary.cheating_worker", "--attack", attack, "--engine", "reference", *home]
-        return ["worker.main", "join", *home, "--json"]
+        return ["tests.receipt_keeper", str(self.receipts), "join", *home, "--json"]
 
     def key_id(self, role: str) -> str:
         """The key id of a worker."""
@@ -166,12 +181,25 @@ checkpoint_every = 2
             return None
 
     def query(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Read from the run's database."""
+        """Read from the run's database; `?` in the statement stands for a value."""
+        if self.database.startswith("postgresql"):
+            return asyncio.run(self._ask(statement, values))
         connection = sqlite3.connect(f"file:{self.folder / 'run.db'}?mode=ro", uri=True, timeout=30)
         try:
             return connection.execute(statement, values).fetchall()
         finally:
             connection.close()
+
+    async def _ask(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        import asyncpg
+
+        for number in range(len(values)):
+            statement = statement.replace("?", f"${number + 1}", 1)
+        connection = await asyncpg.connect(self.database.replace("postgresql+asyncpg", "postgresql"))
+        try:
+            return [tuple(row) for row in await connection.fetch(statement, *values)]
+        finally:
+            await connection.close()
 
     def count(self, statement: str, *values: Any) -> int:
         return int(self.query(statement, *values)[0][0] or 0)
@@ -207,7 +235,8 @@ checkpoint_every = 2
         )
         assert self.count(unbalanced) == 0
         two_live = (
-            "SELECT count(*) FROM (SELECT sample_id FROM leases WHERE state = 'live' GROUP BY 1 HAVING count(*) > 1)"
+            "SELECT count(*) FROM "
+            "(SELECT sample_id FROM leases WHERE state = 'live' GROUP BY 1 HAVING count(*) > 1) AS twice"
         )
         assert self.count(two_live) == 0
         uncounted = (

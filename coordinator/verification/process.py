@@ -4,7 +4,7 @@ claim    consumes pending rollouts (and those whose verifier died)   waits for t
 weights  fetches the versions that the claim names, by SHARDCAST     a version that can't be had: INCONCLUSIVE
 examine  prefills and checks the claim's rollouts, in a child        a failure or a death of it is ours: INCONCLUSIVE
 reward   asks the scorer, a process without privileges or secrets    an environment that fails: INCONCLUSIVE
-write    one transaction per verdict                                 only while the claim is still ours
+write    verdicts, several in a transaction                          only while the claim is still ours
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ import secrets
 import time
 from pathlib import Path
 
+from sqlalchemy.exc import IntegrityError
+
 from coordinator import verdicts
+from coordinator.acceptance import record_all
 from coordinator.config import RunFile, start_tracing
 from coordinator.store import database, knobs, rollouts, versions
 from coordinator.store import run as run_store
@@ -33,6 +36,7 @@ log = logging.getLogger(__name__)
 
 _IDLE_S = 0.1
 _DATABASE_RETRY_S = 1.0
+_WRITTEN_AT_ONCE = 128
 _KEEP_VERSIONS = 2  # beyond those that staleness admits
 
 
@@ -175,16 +179,16 @@ class Verifier:
         )
 
     async def _write(self, found: dict[str, Verdict]) -> None:
+        """So many in a transaction that it is short; if one can't be written, the others of its transaction are."""
+        ids = list(found)
+        for begin in range(0, len(ids), _WRITTEN_AT_ONCE):
+            some = {rollout_id: found[rollout_id] for rollout_id in ids[begin : begin + _WRITTEN_AT_ONCE]}
+            try:
+                await self._write_together(some)
+            except IntegrityError:
+                for rollout_id, verdict in some.items():
+                    await self._write_together({rollout_id: verdict})
         for rollout_id, verdict in found.items():
-            async with self._db.write() as connection:
-                await verdicts.record(
-                    connection,
-                    rollout_id,
-                    verdict,
-                    verifier=self.name,
-                    at=await database.now(connection),
-                    rules=self._rules,
-                )
             if verdict.outcome is not Outcome.ACCEPTED:
                 log.info(
                     "%s %s: %s",
@@ -193,6 +197,11 @@ class Verifier:
                     verdict.detail,
                     extra={"action": "verdict", "rollout_id": rollout_id},
                 )
+
+    async def _write_together(self, found: dict[str, Verdict]) -> None:
+        async with self._db.write() as connection:
+            at = await database.now(connection)
+            await record_all(connection, found, verifier=self.name, at=at, rules=self._rules)
 
     async def _prune(self, client: ShardcastClient) -> None:
         """Forget versions on disk that no rollout to come can name."""

@@ -21,7 +21,7 @@ from shardcast.delta.errors import InvalidDelta
 from shardcast.delta.frames import Bytes, Parts, open_frame
 from shardcast.delta.planes import join_planes
 from shardcast.delta.views import View
-from shardcast.delta.words import decode_words
+from shardcast.delta.words import Words, decode_words
 
 _KEPT_BLOCKS = 2  # made in part only, and likely to be asked for the rest
 
@@ -102,19 +102,27 @@ class DeltaView:
             out[:] = content
             return
         buffer = out if out.ctypes.data % 2 == 0 else np.empty(len(out), np.uint8)  # words are read where they lie
-        if block.kind is not Kind.PLANES:
-            self._base.read(block.file, block.offset, buffer)
         if block.kind is Kind.PLANES:
             join_planes(content, np.frombuffer(block.plain, np.uint8), buffer.view(np.uint16))
         elif block.kind is Kind.XOR:
+            self._base.read(block.file, block.offset, buffer)
             buffer ^= content
         else:
-            assert block.head is not None
-            parts = Parts(content)
-            decode_words(block.head, parts, buffer.view(np.uint16))
-            parts.end()
+            self._decode_words(block, Parts(content), buffer.view(np.uint16))
         if buffer is not out:
             out[:] = buffer
+
+    def _decode_words(self, block: Block, parts: Parts, words: Words) -> None:
+        def read(begin: int, out: Words) -> None:
+            self._base.read(block.file, block.offset + 2 * begin, out.view(np.uint8))
+
+        assert block.head is not None
+        if isinstance(self._base, DeltaView):  # it makes whole blocks, so it is asked for nothing less
+            read(0, words)
+            decode_words(block.head, parts, words)
+        else:
+            decode_words(block.head, parts, words, read)
+        parts.end()
 
 
 class BlobFile:

@@ -8,6 +8,9 @@ its exponent above all, and both sides know the base's exponents. Words are ther
   that flags of like probability lie together;
 * all others, which hardly ever change: gaps between the changed ones.
 
+To find the small words, both sides must look at every word's exponent, which takes as long as all else together. So
+where flags save little, as after a usual step, no word counts as small (threshold 0), and all changed ones are gaps.
+
 How much a word changes is a difference of ordered integers (sign-magnitude made monotone): its sign, whether it is
 more than one unit, and if so how much more; again sorted by exponent.
 
@@ -17,6 +20,8 @@ N words, K changed ones.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,22 +29,23 @@ from numpy.typing import NDArray
 
 from shardcast.delta.errors import InvalidDelta
 from shardcast.delta.frames import Bytes, Parts
+from shardcast.delta.gaps import MAX_SHIFT, Places, gap_parts, read_places, shift_of
 
 Words = NDArray[np.uint16]
-Places = NDArray[np.int64]
+ReadWords = Callable[[int, Words], None]
 
 MAX_WORDS = 4 * 2**20  # of one block: bounds the memory of either side
 _MAGNITUDE = np.uint16(0x7FFF)
 _EXPONENT_SHIFT = 7
 _CLASSES = 256
-_FLAG_COST = 0.5  # bits by which the flag of one word must be worth the time
+_FLAG_COST = 0.5  # bits by which the flag of one word must be worth the time, …
+_SCAN_COST = 0.1  # … and bits for each word of a block that has flags: a quarter of a nanosecond on either side, …
+# … which is a link of 200 Mbit/s: over a slower one, flags would pay earlier.
 _SAMPLE = 1024  # words: shares are estimated from runs of so many, …
 _SAMPLED_ONE_IN = 32  # … one in so many, …
 _SAMPLED_FROM = 65_536  # … or all of a shorter block
-_SCAN = 128 * 1024  # words looked at in one go: they and their masks stay in the cache
-_ESCAPE = 255
-_MAX_SHIFT = 16
-_TYPICAL_SYMBOL = 32  # gaps are scaled so that their mean is below it, and escapes are rare
+_SCAN = 64 * 1024  # words looked at in one go: they and their masks stay in the cache
+_STRETCH = 512 * 1024  # words read and then changed: the second time they come from the cache
 _MIN_PART = 2048  # bytes: a shorter part isn't worth statistics of its own
 
 
@@ -55,37 +61,55 @@ class WordsHead:
 def encode_words(base: Words, target: Words) -> tuple[WordsHead, list[Bytes]] | None:
     """The difference of two equally long runs of at most `MAX_WORDS`; None if there is none."""
     threshold = _threshold(base, target)
-    places, exponents, flags = _scan(base, target, threshold)
-    if not flags.any():
+    if threshold:
+        places, flagged, flag_parts = _flags(base, target, threshold)
+        old, new = base.take(places), target.take(places)
+    else:
+        places, old, new = _changed(base, target)
+        flagged, flag_parts = 0, []
+    if not len(places):
         return None
-    sort = _sorting(exponents)
-    present = np.bincount(exponents, minlength=_CLASSES)[: threshold >> _EXPONENT_SHIFT]  # small words of each exponent
-    count = int(present.sum())
-    small = sort[:count]
-    sorted_flags = flags.take(small)
-    large = np.sort(places.take(sort[count:]))
-    gaps = np.diff(large, prepend=-1) - 1
-    shift = _gap_shift(gaps)
-    order = np.concatenate([places.take(small[sorted_flags]), large])
-    parts = [
-        *_cut(np.packbits(sorted_flags), np.cumsum(present) // 8),
-        *_gap_parts(gaps, shift),
-        *_difference_parts(base.take(order), target.take(order), len(order) - len(large)),
-    ]
-    return WordsHead(threshold, shift, len(large)), parts
+    gaps = np.diff(places[flagged:], prepend=-1) - 1
+    shift = shift_of(gaps)
+    parts = [*flag_parts, *gap_parts(gaps, shift), *_difference_parts(old, new, flagged)]
+    return WordsHead(threshold, shift, len(gaps)), parts
 
 
-def decode_words(head: WordsHead, parts: Parts, words: Words) -> None:
-    """Turn the base's `words` into the target's, in place. Raises InvalidDelta; then they are half-done."""
-    if head.threshold > 0x8000 or head.gap_shift > _MAX_SHIFT or head.gap_count > len(words):
+def decode_words(head: WordsHead, parts: Parts, words: Words, read: ReadWords | None = None) -> None:
+    """Turn the base's `words` into the target's, in place. Raises InvalidDelta; then they are half-done.
+
+    `read(begin, out)` puts the base's words from `begin` on into `out`; without it they are there already. Where that is
+    possible they are read in stretches, each changed while it is in the cache.
+    """
+    if head.threshold > 0x8000 or head.gap_shift > MAX_SHIFT or head.gap_count > len(words):
         raise InvalidDelta("a block of the delta has impossible parameters")
+    if not head.threshold:
+        places = read_places(parts, head.gap_count, head.gap_shift, len(words))
+        _move_ascending(words, places, _read_differences(parts, len(places)), read)
+        return
+    if read:
+        read(0, words)
     small = SmallWords(words, head.threshold)
     flagged = small.places(np.flatnonzero(_bits(parts, small.count)))
-    large = _read_gaps(head, parts, len(words))
+    large = read_places(parts, head.gap_count, head.gap_shift, len(words))
     if ((words.take(large) & _MAGNITUDE) < head.threshold).any():
         raise InvalidDelta("a block of the delta names a word twice")
     order = np.concatenate([flagged, large])
-    words[order] = unordered(ordered(words.take(order)) + _read_differences(parts, len(order)))
+    _move(words, order, _read_differences(parts, len(order)))
+
+
+def _move_ascending(words: Words, places: Places, differences: Words, read: ReadWords | None) -> None:
+    edges = np.searchsorted(places, np.arange(0, len(words) + _STRETCH, _STRETCH)).tolist()
+    for number, (first, stop) in enumerate(itertools.pairwise(edges)):
+        begin = number * _STRETCH
+        part = words[begin : begin + _STRETCH]
+        if read:
+            read(begin, part)
+        _move(part, places[first:stop] - begin, differences[first:stop])
+
+
+def _move(words: Words, places: Places, differences: Words) -> None:
+    words[places] = unordered(ordered(words.take(places)) + differences)
 
 
 def ordered(words: Words) -> Words:
@@ -96,6 +120,33 @@ def ordered(words: Words) -> Words:
 def unordered(integers: Words) -> Words:
     """The inverse of `ordered`."""
     return integers ^ (~(integers.view(np.int16) >> 15).view(np.uint16) | np.uint16(0x8000))
+
+
+def _changed(base: Words, target: Words) -> tuple[Places, Words, Words]:
+    """Where words differ, ascending; and what they are in the base and in the target."""
+    mask = np.empty(_SCAN, np.bool_)
+    places, before, after = [], [], []
+    for begin in range(0, len(base), _SCAN):
+        old, new = base[begin : begin + _SCAN], target[begin : begin + _SCAN]
+        inner = np.flatnonzero(np.not_equal(old, new, out=mask[: len(old)]))
+        before.append(old.take(inner))
+        after.append(new.take(inner))
+        inner += begin
+        places.append(inner)
+    return np.concatenate(places), np.concatenate(before), np.concatenate(after)
+
+
+def _flags(base: Words, target: Words, threshold: int) -> tuple[Places, int, list[Bytes]]:
+    """Where words changed: the small ones first, sorted by exponent, and how many these are; the flags of all small words."""
+    places, exponents, flags = _scan(base, target, threshold)
+    sort = _sorting(exponents)
+    present = np.bincount(exponents, minlength=_CLASSES)[: threshold >> _EXPONENT_SHIFT]  # small words of each exponent
+    count = int(present.sum())
+    small = sort[:count]
+    sorted_flags = flags.take(small)
+    changed = places.take(small[sorted_flags])
+    parts = _cut(np.packbits(sorted_flags), np.cumsum(present) // 8)
+    return np.concatenate([changed, np.sort(places.take(sort[count:]))]), len(changed), parts
 
 
 def _scan(base: Words, target: Words, threshold: int) -> tuple[Places, NDArray[np.uint8], NDArray[np.bool_]]:
@@ -160,9 +211,10 @@ class SmallWords:
         self._shift = here.reshape(sizes.shape).T.reshape(-1).take(filled) - self._starts
 
     def places(self, ranks: Places) -> Places:
-        """Where the words with these ranks lie."""
-        run = np.searchsorted(self._starts, ranks, "right") - 1
-        return self._places.take(ranks + self._shift.take(run)).astype(np.int64)
+        """Where the words with these ranks lie, which ascend."""
+        begins = np.searchsorted(ranks, self._starts)  # of each run, among the ranks: there are fewer runs than ranks
+        shift = self._shift.repeat(np.diff(begins, append=len(ranks)))
+        return self._places.take(ranks + shift).astype(np.int64)
 
 
 def _exponents(words: Words) -> NDArray[np.uint8]:
@@ -185,6 +237,7 @@ def _threshold(base: Words, target: Words) -> int:
     flags = np.cumsum(present * (_entropy(hits / np.maximum(present, 1)) + _FLAG_COST))
     left = hits.sum() - np.cumsum(hits)
     gaps = left * np.log2(np.e * len(old) / np.maximum(left, 1))
+    flags += _SCAN_COST * len(old)
     costs = np.concatenate([[hits.sum() * np.log2(np.e * len(old) / max(1, hits.sum()))], flags + gaps])
     return int(np.argmin(costs)) << _EXPONENT_SHIFT
 
@@ -205,46 +258,6 @@ def _cut(data: Bytes, starts: Places) -> list[Bytes]:
             pieces.append(data[begin:start])
             begin = start
     return [*pieces, data[begin:]]
-
-
-def _gap_shift(gaps: Places) -> int:
-    mean = int(gaps.mean()) if len(gaps) else 0
-    return min(_MAX_SHIFT, max(0, mean.bit_length() - _TYPICAL_SYMBOL.bit_length() + 1))
-
-
-def _gap_parts(gaps: Places, shift: int) -> list[Bytes]:
-    """High bits as a byte each, those that don't fit as uint32, and the low bits, which are noise."""
-    high = gaps >> shift
-    symbols = np.minimum(high, _ESCAPE).astype(np.uint8)
-    escaped = high[high >= _ESCAPE].astype("<u4").view(np.uint8)
-    return [symbols, escaped, _pack_low(gaps, shift)]
-
-
-def _pack_low(gaps: Places, shift: int) -> Bytes:
-    if not shift:
-        return np.empty(0, np.uint8)
-    low = (gaps & ((1 << shift) - 1)).astype(">u2").view(np.uint8).reshape(-1, 2)
-    return np.packbits(np.unpackbits(low, axis=1)[:, 16 - shift :])
-
-
-def _read_gaps(head: WordsHead, parts: Parts, count: int) -> Places:
-    """Ascending places below `count`."""
-    symbols = parts.take(head.gap_count)
-    gaps = symbols.astype(np.int64)
-    escapes = symbols == _ESCAPE
-    gaps[escapes] = parts.take(4 * int(escapes.sum())).view("<u4")
-    gaps <<= head.gap_shift
-    if head.gap_shift:
-        bits = _bits(parts, head.gap_count * head.gap_shift).reshape(-1, head.gap_shift)
-        padded = np.zeros((head.gap_count, 16), np.bool_)
-        padded[:, 16 - head.gap_shift :] = bits
-        gaps += np.packbits(padded, axis=1).view(">u2").reshape(-1)
-    if len(gaps) and int(gaps.max()) >= count:  # also keeps the sum far below 2^63
-        raise InvalidDelta("a block of the delta reaches beyond its end")
-    places: Places = np.cumsum(gaps + 1) - 1
-    if len(places) and int(places[-1]) >= count:
-        raise InvalidDelta("a block of the delta reaches beyond its end")
-    return places
 
 
 def _difference_parts(base: Words, target: Words, small: int) -> list[Bytes]:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from demo.postgres import Postgres
 from tests.adversary.fuzz.doors import fuzz_doors
 from tests.adversary.fuzz.site import Site
-from tests.postgres import Postgres
 
 HTTP, GRPC = 400, 300
 OPENED = 40  # connections to the database among them, of which a pool opens more while many ask

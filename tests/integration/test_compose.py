@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.calibration.report import to_toml
+from demo.postgres import find_binaries
 from deploy import setup
 from tests.composition import ROOT, Composition
-from tests.postgres import find_binaries
 from tests.thresholds import BY_HAND
 from tests.tiny_model import build_tiny_model
 

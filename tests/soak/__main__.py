@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.memory import Slope, slope
 from tests.network import Network
-from tests.soak.memory import Slope, slope
 
 _SAMPLE_S = 2.0
 _RECOVER_S = 900.0  # a busy machine loads vLLM slowly

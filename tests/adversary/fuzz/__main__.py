@@ -38,9 +38,9 @@ def submissions(count: int, seed: int) -> list[str]:
 
 def doors(http: int, grpc: int, seed: int, *, postgresql: bool) -> list[str]:
     """The same for requests to a coordinator of its own, on SQLite or on a PostgreSQL that is started for it."""
+    from demo.postgres import Postgres, find_binaries
     from tests.adversary.fuzz.doors import fuzz_doors
     from tests.adversary.fuzz.site import Site
-    from tests.postgres import Postgres, find_binaries
 
     binaries = find_binaries() if postgresql else None
     assert binaries is not None or not postgresql, "there is no PostgreSQL here: install it"

@@ -90,6 +90,36 @@ def test_words_that_move_where_units_are_small_cost_little() -> None:
     assert round_trip(base, target) * 8 < 1.6 * changed  # the sign, and next to nothing for the place
 
 
+def test_words_that_change_seldom_have_no_flags() -> None:
+    """Then nobody has to look at every word's exponent."""
+    base = words(300_000)
+    found = w.encode_words(base, step(base, 0.01))
+    assert found is not None
+    head, parts = found
+    assert head.threshold == 0
+    assert len(join_parts(parts[:3])[0]) * 8 < 8.5 * head.gap_count  # a gap has 8.1 bits of entropy
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3])
+def test_the_base_may_be_read_in_stretches(share: float) -> None:
+    base = words(1_200_000)
+    target = step(base, share)
+    found = w.encode_words(base, target)
+    assert found is not None
+    head, parts = found
+    made = np.empty_like(base)
+    asked = []
+
+    def read(begin: int, out: np.ndarray) -> None:
+        asked.append((begin, len(out)))
+        out[:] = base[begin : begin + len(out)]
+
+    w.decode_words(head, Parts(open_frame(*join_parts(parts))), made, read)
+    assert np.array_equal(made, target)
+    assert sum(count for _, count in asked) == len(base)
+    assert (len(asked) > 1) == (head.threshold == 0)
+
+
 def test_the_same_input_gives_the_same_bytes() -> None:
     base = words(100_000)
     first, second = (join_parts(w.encode_words(base, step(base, 0.02))[1]) for _ in range(2))  # type: ignore[index]
