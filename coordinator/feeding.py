@@ -12,6 +12,7 @@ from sqlalchemy import Row, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator import groups as rules
+from coordinator import step_alarms
 from coordinator.groups import Drop, Member, Reopen, Serve
 from coordinator.leasing import Scheduling
 from coordinator.store import database, events, groups, leases, rollouts, versions
@@ -258,20 +259,24 @@ class Feeding:
         metrics: Mapping[str, float],
         dropped: Mapping[str, int],
         trained: Sequence[str],
+        alarms: Mapping[str, str] | None = None,
     ) -> None:
         """Record what a step did. A repeated report (after a crash) replaces the earlier one.
 
         A number that is not finite is left out: JSON has none, and PostgreSQL would refuse the whole report.
+        `alarms`: those that last, a sentence by name; one that begins or ends is an audit event.
         """
+        alarms = alarms or {}
         async with self._db.write() as connection:
             at = await database.now(connection)
+            await self._record_alarms(connection, batch, trainer_version, alarms, at)
             await connection.execute(t.steps.delete().where(t.steps.c.batch == batch))
             await connection.execute(
                 t.steps.insert().values(
                     batch=batch,
                     trainer_version=trainer_version,
                     optimizer_steps=optimizer_steps,
-                    metrics=events.finite(metrics),
+                    metrics=step_alarms.with_alarms(events.finite(metrics), alarms),
                     dropped=dict(dropped),
                     reported_at=at,
                 )
@@ -280,4 +285,28 @@ class Feeding:
                 update(t.consumptions)
                 .where(t.consumptions.c.batch == batch, t.consumptions.c.rollout_id.in_(list(trained)))
                 .values(trained=True)
+            )
+
+    async def _record_alarms(
+        self, connection: AsyncConnection, batch: int, trainer_version: int, alarms: Mapping[str, str], at: float
+    ) -> None:
+        """Call before the step's earlier report is replaced."""
+        rows = await connection.execute(
+            select(t.steps.c.batch, t.steps.c.metrics).where(t.steps.c.batch.in_((batch - 1, batch)))
+        )
+        known = {row.batch: step_alarms.lasting(row.metrics) for row in rows}
+        begun, over = step_alarms.changes(alarms, known.get(batch - 1, frozenset()), known.get(batch))
+        where = f"batch {batch}, version {trainer_version}"
+        for name in begun:
+            await events.record(
+                connection,
+                at=at,
+                actor="trainer",
+                action="trainer_alarm",
+                subject=name,
+                detail=f"{alarms[name]} ({where})",
+            )
+        for name in over:
+            await events.record(
+                connection, at=at, actor="trainer", action="trainer_alarm_over", subject=name, detail=where
             )
