@@ -6,6 +6,8 @@ same time are served in one transaction (`coordinator.granting`).
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,9 +26,12 @@ from protocol.errors import WorkerFault
 from protocol.lease import Commitment, Lease, LeaseState
 from protocol.policy import oldest_admissible
 
+log = logging.getLogger(__name__)
+
 __all__ = ["EnvironmentShare", "Granted", "Leasing", "Renewal", "Scheduling"]
 
 _MOST = 64  # workers in one transaction
+Returned = tuple[str, tuple[str, ...]]  # a worker's leases
 Progress = tuple[str, tuple[tuple[str, Commitment], ...]]  # a worker's, by lease
 
 
@@ -60,9 +65,10 @@ class Leasing:
             secret=secret, environments=environments, tokenize=tokenize, max_prompt_tokens=max_prompt_tokens
         )
         self._granting = Granting(scheduling, maker, hardware_rules or HardwareRules(), freshness)
-        self._together = Together(self.acquire_many, _MOST)
+        self._together = Together(self.acquire_many, _MOST, self.abandon)
+        self._returning: Together[Returned, int] = Together(self._give_back_many, _MOST)
+        self._abandoned: set[asyncio.Task[int]] = set()
         self._renewing: Together[Progress, tuple[list[Renewal], int]] = Together(self._renew_many, _MOST)
-        self._returning: Together[tuple[str, frozenset[str]], int] = Together(self._return_many, _MOST)
 
     def use(self, scheduling: Scheduling) -> None:
         """Go by these numbers from the next call on."""
@@ -137,21 +143,39 @@ class Leasing:
 
     async def give_back(self, worker_id: str, lease_ids: Sequence[str]) -> int:
         """Free the worker's live leases; how many there were."""
-        return await self._returning.do((worker_id, frozenset(lease_ids)))
+        return await self._returning.do((worker_id, tuple(lease_ids)))
 
-    async def _return_many(self, asked: Sequence[tuple[str, frozenset[str]]]) -> list[int]:
-        """What several workers give back, in one transaction. The ids may come from anybody, and be of nothing."""
-        returned: list[int] = []
-        ended: dict[str, Lease] = {}
+    async def _give_back_many(self, asked: Sequence[Returned]) -> list[int]:
         async with self._db.write(alone=False) as connection:
             held = await leases.held(connection, (lease_id for _, ids in asked for lease_id in ids))
+            ended: dict[str, Lease] = {}
+            counts = []
             for worker_id, ids in asked:
-                found = [held[lease_id].lease for lease_id in ids if lease_id in held and lease_id not in ended]
-                mine = [each for each in found if each.worker_id == worker_id and each.state is LeaseState.LIVE]
-                ended |= {each.lease_id: lease_rules.finish(each, LeaseState.RETURNED) for each in mine}
-                returned.append(len(mine))
+                mine = {
+                    lease_id
+                    for lease_id in ids
+                    if lease_id in held
+                    and lease_id not in ended
+                    and held[lease_id].lease.worker_id == worker_id
+                    and held[lease_id].lease.state is LeaseState.LIVE
+                }
+                ended |= {each: lease_rules.finish(held[each].lease, LeaseState.RETURNED) for each in mine}
+                counts.append(len(mine))
             await leases.save_many(connection, list(ended.values()))
-        return returned
+        return counts
+
+    def abandon(self, request: Request, granted: Granted) -> None:
+        """Give back what was granted to a caller that went away meanwhile: nobody knows of these leases."""
+        if granted.leases:
+            ids = [lease.lease_id for lease, _ in granted.leases]
+            task = asyncio.ensure_future(self.give_back(request.worker_id, ids))
+            self._abandoned.add(task)
+            task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[int]) -> None:
+        self._abandoned.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.warning("leases that nobody knows of run out: %r", task.exception(), extra={"action": "abandon"})
 
     async def live_among(self, worker_id: str, lease_ids: Sequence[str]) -> set[str]:
         """Those of these leases that are the worker's and live: only about them anything it says is worth a look."""
@@ -165,6 +189,5 @@ class Leasing:
 
     async def _expire(self, connection: AsyncConnection, at: float) -> int:
         overdue = await leases.overdue(connection, at)
-        for lease in overdue:
-            await leases.release(connection, lease_rules.expire(lease, at))
+        await leases.save_many(connection, [lease_rules.expire(lease, at) for lease in overdue])
         return len(overdue)

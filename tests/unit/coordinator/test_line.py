@@ -61,7 +61,8 @@ async def test_each_worker_has_one_place_in_line(run: StoredRun, alice: Identity
 async def test_leases_granted_to_somebody_who_has_gone_wait_again(run: StoredRun, alice: Identity) -> None:
     line = Line(run.leasing)
     call = asyncio.create_task(line.acquire(alice.key_id, 3, 20.0))
-    await asyncio.sleep(0)  # the question is on its way
+    for _ in range(3):
+        await asyncio.sleep(0)  # the transaction has begun
     call.cancel()
     rows = await poll(lambda: run.rows(t.leases), lambda found: {row.state for row in found} == {"returned"}, 20.0)
     assert len(rows) == 3
