@@ -36,7 +36,7 @@ class Network:
         """`database`: URL of an empty PostgreSQL database; SQLite in the folder if there is none."""
         self.folder = folder
         self.receipts = folder / "receipts.log"  # of the role `worker`, by tests.receipt_keeper
-        self._database = database or f"sqlite+aiosqlite:///{folder / 'run.db'}"
+        self.database = database or f"sqlite+aiosqlite:///{folder / 'run.db'}"
         folder.mkdir(parents=True, exist_ok=True)
         self.ports = Ports.free()
         self.model = build_tiny_model(folder / "model")
@@ -45,7 +45,6 @@ class Network:
         self.config.write_text(self._run_file(versions, settings) + trainer)
         (folder / "thresholds.toml").write_text(to_toml(BY_HAND))
         self.url = f"http://127.0.0.1:{self.ports.http}"
-        self.database = f"sqlite+aiosqlite:///{folder / 'run.db'}"
         self._processes = Processes(
             folder / "logs",
             {
@@ -73,7 +72,7 @@ class Network:
 [run]
 name = "test"
 trainer_key = "{self.trainer_key}"
-database = "{self._database}"
+database = "{self.database}"
 [model]
 name = "tiny"
 path = "model"
@@ -183,7 +182,7 @@ checkpoint_every = 2
 
     def query(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Read from the run's database; `?` in the statement stands for a value."""
-        if self._database.startswith("postgresql"):
+        if self.database.startswith("postgresql"):
             return asyncio.run(self._ask(statement, values))
         connection = sqlite3.connect(f"file:{self.folder / 'run.db'}?mode=ro", uri=True, timeout=30)
         try:
@@ -196,7 +195,7 @@ checkpoint_every = 2
 
         for number in range(len(values)):
             statement = statement.replace("?", f"${number + 1}", 1)
-        connection = await asyncpg.connect(self._database.replace("postgresql+asyncpg", "postgresql"))
+        connection = await asyncpg.connect(self.database.replace("postgresql+asyncpg", "postgresql"))
         try:
             return [tuple(row) for row in await connection.fetch(statement, *values)]
         finally:
