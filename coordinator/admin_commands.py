@@ -52,6 +52,31 @@ def pardon(worker: str, url: Url, token_file: Token, ca: Authority = None, reaso
     _act(url, token_file, ca, "pardon", worker=worker, reason=reason)
 
 
+@app.command()
+def admit(hardware: str, url: Url, token_file: Token, ca: Authority = None) -> None:
+    """Take a hardware class at its word, exactly as it is listed."""
+    _act(url, token_file, ca, "admit", hardware=hardware)
+
+
+@app.command()
+def refuse(hardware: str, url: Url, token_file: Token, ca: Authority = None) -> None:
+    """Lease nothing more to a hardware class, exactly as it is listed."""
+    _act(url, token_file, ca, "refuse", hardware=hardware)
+
+
+@app.command()
+def invite(
+    url: Url,
+    token_file: Token,
+    ca: Authority = None,
+    uses: Annotated[int, typer.Option("--uses", min=1, help="How many new keys it lets in.")] = 1,
+    days: Annotated[float, typer.Option("--days", min=0.001, help="How long it is good.")] = 7.0,
+    note: Annotated[str, typer.Option("--note", help="For whom, for the audit log.")] = "",
+) -> None:
+    """Make an invitation. It is shown once; only its hash is stored."""
+    _act(url, token_file, ca, "invite", uses=str(uses), days=str(days), note=note)
+
+
 @app.command("set")
 def set_knob(name: str, value: str, url: Url, token_file: Token, ca: Authority = None) -> None:
     """Change a setting while the run goes on: audit_fraction, max_staleness or worker_share."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -21,6 +21,9 @@ from protocol.errors import UserError, explain_validation
 from protocol.joining import WORK, WORK_BITS_MAX
 from protocol.runfile import read_run_file
 from protocol.signing import public_key
+
+if TYPE_CHECKING:
+    from coordinator.tracing import Tracing
 
 _RUN_ID_LENGTH = 64
 
@@ -218,6 +221,13 @@ class StorageSection(_Section):
     rejected_days: float = Field(30.0, ge=0)
 
 
+class TracingSection(_Section):
+    """Where traces of rollouts' lives go (OTLP over HTTP); nowhere unless `endpoint` is given. `sample`: share of lives."""
+
+    endpoint: str = ""
+    sample: float = Field(1.0, gt=0, le=1)
+
+
 class ShardcastSection(_Section):
     """Where weights come from. `relays` are told to workers; `sources` are the verifier's own (relays if empty)."""
 
@@ -238,6 +248,7 @@ class RunFile(_Section):
     join: JoinSection = JoinSection()
     limits: LimitsSection = LimitsSection()
     storage: StorageSection = StorageSection()
+    tracing: TracingSection = TracingSection()
     shardcast: ShardcastSection = ShardcastSection()
     trainer: dict[str, Any] = {}
 
@@ -307,3 +318,17 @@ def model_shape(path: Path) -> tuple[int, int]:
         raise UserError(f"model.path: {path} has no config.json; it must be a Hugging Face model folder") from None
     except (ValueError, KeyError, OSError) as error:
         raise UserError(f"model.path: cannot read {path / 'config.json'}: {error!r}") from error
+
+
+def start_tracing(settings: TracingSection, service: str) -> Tracing | None:
+    """None where no traces are asked for. Raises UserError if they are and OpenTelemetry is not installed."""
+    if not settings.endpoint:
+        return None
+    try:
+        from coordinator.tracing import Tracing
+
+        return Tracing.to(settings.endpoint, service=service, sample=settings.sample)
+    except ImportError as error:
+        raise UserError(
+            f"tracing.endpoint is given, but {error.name} is not installed: pip install 'rollswarm[otel]'"
+        ) from None

@@ -5,14 +5,14 @@ In the transaction of the verdict that brought the observation: evidence and ver
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Row
 
-from coordinator.store import events, groups
+from coordinator.store import events
 from coordinator.store import evidence as store
-from coordinator.store.evidence import Kept
+from coordinator.store.evidence import Book, Kept
 from coordinator.verification.comparison import compare
 from coordinator.verification.pooled import ALERT, STRIKE, Pooled, PooledTest
 from coordinator.verification.pooling import (
@@ -40,52 +40,42 @@ class Alarm:
 
 
 async def add(
-    connection: AsyncConnection,
+    book: Book,
     worker_id: str,
     observations: Mapping[str, float],
     tokens: int,
     pooled: Pooled,
-    at: float,
     *,
     shadow: bool = False,
 ) -> list[Alarm]:
-    """Add a worker's observations (Y by test, of that many tokens); the alarms that they raise.
+    """Add a worker's observations (Y by test, of that many tokens); the alarms that they raise. The book knows the worker.
 
     `shadow`: made on hardware that bounds were not measured on. What is kept of those stands apart and only alerts: so
     neither do they ban, nor can alarms among them wipe out what the worker did elsewhere.
     """
-    kept = await store.of_worker(connection, worker_id)
     alarms: list[Alarm] = []
     for test in pooled.tests:
         if test.name not in observations:
             continue
         key = SHADOW + test.name if shadow else test.name
-        before = kept.get(key, Kept(Evidence(key)))
+        before = book.of_worker(worker_id).get(key, Kept(Evidence(key)))
         now = observe(before.evidence, observations[test.name], tokens)
         if is_alarmed(now, test, pooled):
-            alarms.append(await _alarm(connection, worker_id, now, test, pooled, at, shadow))
-            kept[key] = Kept(restarted(now), at)
+            alarms.append(await _alarm(book, worker_id, now, test, pooled, shadow))
+            book.keep(worker_id, Kept(restarted(now), book.at))
         else:
-            kept[key] = Kept(now, before.alarmed_at)
-        await store.save(connection, worker_id, kept[key], at)
-    await _watch(connection, worker_id, kept, pooled, at)
+            book.keep(worker_id, Kept(now, before.alarmed_at))
+    await _watch(book, worker_id, pooled)
     return alarms
 
 
-async def _alarm(
-    connection: AsyncConnection,
-    worker_id: str,
-    now: Evidence,
-    test: PooledTest,
-    pooled: Pooled,
-    at: float,
-    shadow: bool,
-) -> Alarm:
+async def _alarm(book: Book, worker_id: str, now: Evidence, test: PooledTest, pooled: Pooled, shadow: bool) -> Alarm:
     """The alarm, which bans nobody in shadow, nor if most workers are on their way to the same one."""
     if shadow:
         return Alarm(worker_id, test.name, ALERT, f"in shadow, {_words(now, test, pooled)}")
     level = alarm_level(test, pooled)
-    others = await store.others(connection, test.name, worker_id, at - _ACTIVE_S)
+    await book.write()  # what this transaction has learned of the others counts
+    others = await store.others(book.connection, test.name, worker_id, book.at - _ACTIVE_S)
     words = _words(now, test, pooled)
     if test.action == STRIKE and is_common([1.0, *(log_e / level for log_e in others)], pooled.watch):
         words += "; most workers show the same, so that nobody is banned for it: calibrate again"
@@ -93,11 +83,9 @@ async def _alarm(
     return Alarm(worker_id, test.name, test.action, words)
 
 
-async def _watch(
-    connection: AsyncConnection, worker_id: str, kept: Mapping[str, Kept], pooled: Pooled, at: float
-) -> None:
+async def _watch(book: Book, worker_id: str, pooled: Pooled) -> None:
     """Watch a worker closely while a test is far on its way to an alarm, or after one, until it is pardoned."""
-    was = await store.is_watched(connection, worker_id)
+    kept, was = book.of_worker(worker_id), book.is_watched(worker_id)
     level = pooled.watch / 2 if was else pooled.watch  # not to and fro
     suspects = [
         f"{test.name} at {kept[test.name].evidence.log_e:.1f} of {alarm_level(test, pooled):.1f}"
@@ -106,10 +94,10 @@ async def _watch(
     ]
     if bool(suspects) == was:
         return
-    await store.set_watched(connection, worker_id, bool(suspects))
+    await book.set_watched(worker_id, bool(suspects))
     await events.record(
-        connection,
-        at=at,
+        book.connection,
+        at=book.at,
         actor="verifier",
         action="watch" if suspects else "unwatch",
         subject=worker_id,
@@ -121,26 +109,38 @@ def _is_suspect(kept: Kept, level: float) -> bool:
     return kept.alarmed_at is not None or kept.evidence.log_e >= level
 
 
-async def compare_group(connection: AsyncConnection, group_id: str, pooled: Pooled, at: float) -> list[Alarm]:
-    """Compare the workers of a complete group with one another, once; the alarms that it raises."""
-    if not await store.begin_comparison(connection, group_id):
+async def compare_groups(book: Book, completed: Sequence[Row], pooled: Pooled) -> list[Alarm]:
+    """Compare the workers of each complete group with one another, once; the alarms that it raises."""
+    of = await store.begin_comparison(book.connection, completed)
+    if not of:
         return []
-    group = await groups.get(connection, group_id)
-    assert group is not None
-    members = await store.members(connection, group_id)
-    found = compare(
-        members,
-        await store.given_up(connection, group_id),
-        usual_reward=await store.usual_reward(connection, group),
-        near_tie_share=pooled.near_tie_share,
-    )
+    ids = [group.group_id for group in of]
+    members = await store.members(book.connection, ids)
+    given_up = await store.given_up(book.connection, ids)
+    usual = await _usual_rewards(book, of)
     alarms: list[Alarm] = []
-    for worker_id, statistics in found.items():
-        values = {test.name: normalised(test, statistics) for test in pooled.tests}
-        observations = {name: value for name, value in values.items() if value is not None}
-        tokens = sum(member.tokens for member in members if member.worker_id == worker_id)
-        alarms += await add(connection, worker_id, observations, tokens, pooled, at)
+    for group in of:
+        found = compare(
+            members[group.group_id],
+            given_up[group.group_id],
+            usual_reward=usual[group.environment],
+            near_tie_share=pooled.near_tie_share,
+        )
+        await book.read(found)
+        for worker_id, statistics in found.items():
+            values = {test.name: normalised(test, statistics) for test in pooled.tests}
+            observations = {name: value for name, value in values.items() if value is not None}
+            tokens = sum(member.tokens for member in members[group.group_id] if member.worker_id == worker_id)
+            alarms += await add(book, worker_id, observations, tokens, pooled)
     return alarms
+
+
+async def _usual_rewards(book: Book, of: Sequence[Row]) -> dict[str, float | None]:
+    """By environment, before the first of these groups."""
+    first: dict[str, int] = {}
+    for group in of:
+        first[group.environment] = min(first.get(group.environment, group.ordinal), group.ordinal)
+    return {name: await store.usual_reward(book.connection, name, ordinal) for name, ordinal in first.items()}
 
 
 def _words(evidence: Evidence, test: PooledTest, pooled: Pooled) -> str:

@@ -64,6 +64,7 @@ async def serve_workers(
     door: Door | None = None,
     max_connections: int = 16_384,
     reflection: bool = False,
+    tracing: grpc.aio.ServerInterceptor | None = None,
 ) -> Listener:
     """The public listener. A message larger than a submission may be is refused before it is parsed.
 
@@ -77,6 +78,7 @@ async def serve_workers(
             WorkerAuthInterceptor(secret, service.clock),
             KeyInterceptor(door),
             ParseInterceptor(),
+            *([] if tracing is None else [tracing]),
         ),
         options=(
             ("grpc.max_receive_message_length", max_payload_bytes + _ENVELOPE_OVERHEAD_BYTES),
@@ -93,11 +95,22 @@ async def serve_workers(
 
 
 async def serve_trainer(
-    service: TrainerService, *, token: str, host: str, port: int, tls: ServerTls | None = None
+    service: TrainerService,
+    *,
+    token: str,
+    host: str,
+    port: int,
+    tls: ServerTls | None = None,
+    tracing: grpc.aio.ServerInterceptor | None = None,
 ) -> Listener:
     """The private listener."""
     server = grpc.aio.server(
-        interceptors=(ErrorInterceptor(), TrainerAuthInterceptor(token)),
+        interceptors=(
+            ErrorInterceptor(),
+            TrainerAuthInterceptor(token),
+            ParseInterceptor(),
+            *([] if tracing is None else [tracing]),
+        ),
         options=(
             ("grpc.max_receive_message_length", _TRAINER_MESSAGE_BYTES),
             ("grpc.max_send_message_length", _TRAINER_MESSAGE_BYTES),

@@ -1,24 +1,42 @@
 """Executes the receipt of submissions: decide by `admission`, store, sign a receipt.
 
-The receipt is signed only after the transaction that stored the rollout has committed (SQLite: synchronous=FULL), so a
-receipted rollout survives the death of any process.
+Submissions that come at the same time are stored in one transaction, each decided as if it were alone. The receipt is signed
+only after that has committed (SQLite: synchronous=FULL), so a receipted rollout survives the death of any process.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator import admission, verdicts
-from coordinator.admission import Limits, Refused
-from coordinator.store import database, groups, leases, rollouts, versions
+from coordinator.admission import Accepted, Limits, Refused
+from coordinator.store import database, leases, rollouts, versions
 from coordinator.store.database import Database
+from coordinator.store.leases import Held
+from coordinator.store.rollouts import NewRollout
+from coordinator.store.versions import Named
+from coordinator.together import Together
 from protocol.errors import WorkerFault
-from protocol.lease import LeaseState, finish
+from protocol.lease import Lease, LeaseState, finish
 from protocol.rollout import RejectionReason, Rollout, SamplingParams
 from protocol.signing import RECEIPT, ROLLOUT, Identity, SignedEnvelope, open_envelope
 from protocol.wire import rollout_from_payload, rollout_id
 from protos.rollswarm.v1 import worker_pb2
+
+_MOST = 128  # submissions in one transaction: what holds the others up is bounded
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One rollout as its worker signed it."""
+
+    worker_id: str
+    rollout_id: str
+    rollout: Rollout
+    envelope: SignedEnvelope
 
 
 class Intake:
@@ -42,6 +60,7 @@ class Intake:
         self._eos_token_ids = eos_token_ids
         self._max_strikes = max_strikes
         self._max_payload_bytes = max_payload_bytes
+        self._together = Together(self._store, _MOST)
 
     def use(self, limits: Limits) -> None:
         """Go by these bounds from the next call on."""
@@ -58,7 +77,11 @@ class Intake:
         try:
             if len(payload) > self._max_payload_bytes:
                 raise WorkerFault(RejectionReason.FORM, f"larger than {self._max_payload_bytes} bytes")
-            return await self._store(worker_id, identifier, rollout_from_payload(payload), envelope)
+            submission = Submission(worker_id, identifier, rollout_from_payload(payload), envelope)
+            try:
+                return await self._together.do(submission)
+            except IntegrityError:
+                raise WorkerFault(RejectionReason.LEASE, "this sample or lease was answered already") from None
         except WorkerFault as fault:
             async with self._db.write() as connection:
                 at = await database.now(connection)
@@ -76,70 +99,60 @@ class Intake:
                     await rollouts.keep_offence(connection, identifier, lease_id, worker_id, fault.detail, envelope, at)
             raise
 
-    async def _store(
-        self, worker_id: str, identifier: str, rollout: Rollout, envelope: SignedEnvelope
-    ) -> SignedEnvelope:
-        try:
-            async with self._db.write() as connection:
-                known = await rollouts.get(connection, identifier)
-                if known is not None and known.worker_id == worker_id:  # another's is refused like any of another's
-                    return self._receipt(identifier, rollout, known.received_at)
-                at = await database.now(connection)
-                await self._admit(connection, worker_id, identifier, rollout, envelope, at)
-        except IntegrityError:
-            raise WorkerFault(RejectionReason.LEASE, "this sample or lease was answered already") from None
-        return self._receipt(identifier, rollout, at)
+    async def _store(self, submissions: Sequence[Submission]) -> Sequence[SignedEnvelope | Exception]:
+        """Receive several in one transaction. Raises IntegrityError if another replica took one in at the same moment."""
+        async with self._db.write(alone=False) as connection:
+            at = await database.now(connection)
+            received = await rollouts.received(connection, (each.rollout_id for each in submissions))
+            held = await leases.held(connection, (each.rollout.lease_id for each in submissions))
+            named = await versions.named(
+                connection, (span.version for each in submissions for span in each.rollout.spans)
+            )
+            decided: list[float | WorkerFault] = []
+            new: list[NewRollout] = []
+            ended: list[Lease] = []
+            for each in submissions:
+                known = received.get(each.rollout_id)
+                if known is not None and known[0] == each.worker_id:  # another's is refused like any of another's
+                    decided.append(known[1])
+                    continue
+                mine = held.get(each.rollout.lease_id)
+                decision = self._admit(each, mine, named, at)
+                if isinstance(decision, Refused):
+                    decided.append(WorkerFault(decision.reason, decision.detail))
+                    continue
+                assert mine is not None
+                ended.append(finish(mine.lease, LeaseState.COMPLETED))
+                new.append(NewRollout(each.rollout_id, each.rollout, mine.group_id, each.worker_id, each.envelope))
+                # The next in this very transaction sees it, as it would in a later one.
+                held[mine.lease.lease_id] = replace(mine, lease=ended[-1])
+                received[each.rollout_id] = (each.worker_id, at)
+                decided.append(at)
+            await leases.complete(connection, ended)
+            await rollouts.insert(connection, new, at)
+        return [
+            outcome if isinstance(outcome, WorkerFault) else self._receipt(each, outcome)
+            for each, outcome in zip(submissions, decided, strict=True)
+        ]
 
-    async def _admit(
-        self,
-        connection: AsyncConnection,
-        worker_id: str,
-        identifier: str,
-        rollout: Rollout,
-        envelope: SignedEnvelope,
-        at: float,
-    ) -> None:
-        lease = await leases.get(connection, rollout.lease_id)
-        group = None if lease is None else await groups.get(connection, group_of(lease.sample_id))
-        head = await versions.head(connection)
-        decision = admission.admit(
-            rollout,
-            worker_id=worker_id,
-            lease=lease,
-            sampling=None
-            if group is None
-            else SamplingParams(self._temperature, group.max_tokens, self._eos_token_ids),
-            versions=await versions.digests(connection),
-            withdrawn=await versions.withdrawn(connection),
-            head=0 if head is None else head.version,
+    def _admit(self, submission: Submission, held: Held | None, named: Named, at: float) -> Accepted | Refused:
+        return admission.admit(
+            submission.rollout,
+            worker_id=submission.worker_id,
+            lease=None if held is None else held.lease,
+            sampling=None if held is None else SamplingParams(self._temperature, held.max_tokens, self._eos_token_ids),
+            versions=named.digests,
+            withdrawn=named.withdrawn,
+            head=named.head,
             now=at,
             limits=self._limits,
         )
-        if isinstance(decision, Refused):
-            raise WorkerFault(decision.reason, decision.detail)
-        assert lease is not None and group is not None
-        await leases.save(connection, finish(lease, LeaseState.COMPLETED))
-        await groups.set_sample(connection, rollout.sample_id, "submitted")
-        await rollouts.insert(
-            connection,
-            rollout_id=identifier,
-            rollout=rollout,
-            group_id=group.group_id,
-            worker_id=worker_id,
-            envelope=envelope,
-            at=at,
-        )
 
-    def _receipt(self, identifier: str, rollout: Rollout, received_at: float) -> SignedEnvelope:
+    def _receipt(self, submission: Submission, received_at: float) -> SignedEnvelope:
         receipt = worker_pb2.Receipt(
             run_id=self._limits.run_id,
-            rollout_id=identifier,
-            sample_id=rollout.sample_id,
+            rollout_id=submission.rollout_id,
+            sample_id=submission.rollout.sample_id,
             received_at_ms=int(received_at * 1000),
         )
         return self._identity.sign(RECEIPT, receipt.SerializeToString())
-
-
-def group_of(sample_id: str) -> str:
-    """The group that a sample id belongs to ("g7-3" → "g7")."""
-    return sample_id.rpartition("-")[0]

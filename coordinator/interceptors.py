@@ -19,6 +19,7 @@ from coordinator import tokens
 from coordinator.limits import Door, address_group
 from protocol.errors import BadSignature, Busy, OurFault, RollswarmError, UserError, WorkerFault
 from protocol.rollout import RejectionReason
+from protocol.wire import check_storable
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +35,11 @@ _OPEN_METHODS = frozenset({"GetChallenge", "Register"})
 Handler = Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]
 
 
-class _UnaryInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps every unary method's behaviour with `call`."""
+class UnaryInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps every unary method's behaviour with `call`. A method is wrapped once: handlers never change."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Any] = {}  # as many as there are methods
 
     async def call(self, method: str, behaviour: Handler, request: Any, context: grpc.aio.ServicerContext) -> Any:
         return await behaviour(request, context)
@@ -45,10 +49,18 @@ class _UnaryInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
+        method = handler_call_details.method
+        known = self._handlers.get(method)
+        if known is not None:
+            return known
         handler = await continuation(handler_call_details)
         if handler is None or handler.unary_unary is None:
             return handler
-        method = handler_call_details.method
+        self._handlers[method] = self.wrap(method, handler)
+        return self._handlers[method]
+
+    def wrap(self, method: str, handler: Any) -> Any:
+        """The handler with `call` around it."""
 
         async def wrapped(request: Any, context: grpc.aio.ServicerContext) -> Any:
             return await self.call(method, handler.unary_unary, request, context)
@@ -60,7 +72,7 @@ class _UnaryInterceptor(grpc.aio.ServerInterceptor):
         )
 
 
-class ErrorInterceptor(_UnaryInterceptor):
+class ErrorInterceptor(UnaryInterceptor):
     """Turns errors into statuses: whose fault it is decides the code."""
 
     async def call(self, method: str, behaviour: Handler, request: Any, context: grpc.aio.ServicerContext) -> Any:
@@ -87,10 +99,11 @@ class ErrorInterceptor(_UnaryInterceptor):
             await context.abort(grpc.StatusCode.INTERNAL, "the coordinator failed; it is not your fault, try again")
 
 
-class AddressInterceptor(_UnaryInterceptor):
+class AddressInterceptor(UnaryInterceptor):
     """The limits of the address that calls, and the longest time that any call is held."""
 
     def __init__(self, door: Door) -> None:
+        super().__init__()
         self._door = door
 
     async def call(self, method: str, behaviour: Handler, request: Any, context: grpc.aio.ServicerContext) -> Any:
@@ -105,10 +118,11 @@ class AddressInterceptor(_UnaryInterceptor):
                 raise OurFault(f"{method} took longer than {_LONGEST_CALL_S:.0f} s") from None
 
 
-class KeyInterceptor(_UnaryInterceptor):
+class KeyInterceptor(UnaryInterceptor):
     """The limits of the key that calls, once its token has been checked."""
 
     def __init__(self, door: Door) -> None:
+        super().__init__()
         self._door = door
 
     async def call(self, method: str, behaviour: Handler, request: Any, context: grpc.aio.ServicerContext) -> Any:
@@ -119,16 +133,11 @@ class KeyInterceptor(_UnaryInterceptor):
             return await behaviour(request, context)
 
 
-class ParseInterceptor(_UnaryInterceptor):
+class ParseInterceptor(UnaryInterceptor):
     """The innermost: those around it see bytes. What is no message of the method is the caller's mistake."""
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler = await continuation(handler_call_details)
-        if handler is None or handler.unary_unary is None or not handler_call_details.method.startswith(_OURS):
+    def wrap(self, method: str, handler: Any) -> Any:
+        if not method.startswith(_OURS):
             return handler
 
         async def parsed(raw: bytes, context: grpc.aio.ServicerContext) -> Any:
@@ -136,6 +145,7 @@ class ParseInterceptor(_UnaryInterceptor):
                 request = handler.request_deserializer(raw)
             except Exception:
                 raise WorkerFault(RejectionReason.FORM, "this is no message of the method that was called") from None
+            check_storable(request)
             return await handler.unary_unary(request, context)
 
         return grpc.unary_unary_rpc_method_handler(
@@ -143,10 +153,11 @@ class ParseInterceptor(_UnaryInterceptor):
         )
 
 
-class WorkerAuthInterceptor(_UnaryInterceptor):
+class WorkerAuthInterceptor(UnaryInterceptor):
     """Every worker method but the two that register needs a bearer token."""
 
     def __init__(self, secret: bytes, clock: Callable[[], Awaitable[float]]) -> None:
+        super().__init__()
         self._secret = secret
         self._clock = clock
 
@@ -160,10 +171,11 @@ class WorkerAuthInterceptor(_UnaryInterceptor):
             caller.reset(reset)
 
 
-class TrainerAuthInterceptor(_UnaryInterceptor):
+class TrainerAuthInterceptor(UnaryInterceptor):
     """The private listener takes one shared token."""
 
     def __init__(self, token: str) -> None:
+        super().__init__()
         self._token = token.encode()
 
     async def call(self, method: str, behaviour: Handler, request: Any, context: grpc.aio.ServicerContext) -> Any:

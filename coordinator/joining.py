@@ -45,5 +45,8 @@ def make_invite() -> str:
 
 
 def hash_token(token: str) -> str:
-    """What is stored of a secret of high entropy: a hash that can't be turned back (no salt is needed for 192 bits)."""
-    return sha256(b"rollswarm/v1/token\0" + token.encode()).hexdigest()
+    """What is stored of a secret of high entropy: a hash that can't be turned back (no salt is needed for 192 bits).
+
+    A header may hold bytes that are no text, which arrive as lone surrogates: they have a hash too, of no token.
+    """
+    return sha256(b"rollswarm/v1/token\0" + token.encode("utf-8", "surrogatepass")).hexdigest()

@@ -12,12 +12,14 @@ import ipaddress
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from protocol.errors import Busy
 from protocol.trust import is_loopback
 
 _REMEMBERED = 65_536  # buckets; who is forgotten begins with a full one, which costs us one burst
 _IPV6_PREFIX = 64  # one household or host has all of these
+_is_ours = lru_cache(maxsize=4096)(is_loopback)  # asked of every call
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class Door:
             raise self._busy("calls", "the coordinator has as much to do as it can take", 1.0)
         self._total += 1
         try:
-            if is_loopback(address):
+            if _is_ours(address):
                 yield
                 return
             self._pass(self._addresses, address, "address")
@@ -142,6 +144,7 @@ class Door:
         return Busy(detail, wait)
 
 
+@lru_cache(maxsize=4096)
 def address_group(address: str) -> str:
     """Whom limits take for one: an IPv4 address, or the /64 that an IPv6 address is in."""
     # gRPC writes "%5B::1%5D"; what follows another "%" is the name of an interface.

@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from coordinator import actions, joining, operators
 from coordinator.operators import Role
-from coordinator.store import database, events, hardware, invites
+from coordinator.store import database, events, hardware
 from coordinator.store import operators as operator_store
 from coordinator.store import run as run_store
 from coordinator.store.database import Database
@@ -64,21 +64,10 @@ async def set_paused(url: str, paused: bool) -> None:
 
 
 async def invite(url: str, *, uses: int, days: float, note: str) -> str:
-    """Make an invitation for `uses` new keys within `days`; the token, which is stored nowhere."""
-    token = joining.make_invite()
+    """Make an invitation for `uses` new keys within `days`; the token, which is stored nowhere. Raises UserError."""
     async with _opened(url) as db, db.write() as connection:
         at = await database.now(connection)
-        await invites.add(
-            connection,
-            joining.hash_token(token),
-            uses=uses,
-            note=note,
-            created_at=at,
-            expires_at=at + days * 86_400,
-        )
-        detail = f"{uses} uses within {days:g} days{': ' + note if note else ''}"
-        await events.record(connection, at=at, actor=_ACTOR, action="invite", subject="run", detail=detail)
-    return token
+        return await actions.invite(connection, uses, days, note, actor=_ACTOR, at=at)
 
 
 async def make_token(url: str, name: str, role: Role, days: float | None) -> str:

@@ -41,6 +41,7 @@ class OutLease:
     max_tokens: int
     group_out: int
     group_size: int
+    worker_id: str = ""
 
 
 def pace_of(done: Sequence[tuple[int, float, float]]) -> Pace | None:

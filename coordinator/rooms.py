@@ -13,6 +13,7 @@ from coordinator.intake import Intake
 from coordinator.leasing import EnvironmentShare, Leasing, Scheduling
 from coordinator.metrics import Metrics
 from coordinator.registration import Joining
+from coordinator.scheduling import SERVING
 from coordinator.service import TrainerService, WorkerService
 from coordinator.store.database import Database
 from coordinator.store.run import Run
@@ -61,6 +62,7 @@ def make_rooms(
         tokenize=tokenizer.encode,
         max_prompt_tokens=run_file.server.max_prompt_tokens,
         hardware_rules=rules,
+        freshness=SERVING,
     )
     intake = Intake(
         db,

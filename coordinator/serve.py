@@ -11,12 +11,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
+import grpc
 from aiohttp import web
 
 from coordinator.admission import Limits
-from coordinator.config import RunFile, ServerSection, make_run_id, model_shape
+from coordinator.config import RunFile, ServerSection, TracingSection, make_run_id, model_shape, start_tracing
 from coordinator.dashboard.access import Access
-from coordinator.dashboard.views import Settings, Views
+from coordinator.dashboard.settings import Settings
+from coordinator.dashboard.views import Views
 from coordinator.grpc_server import Listener, serve_trainer, serve_workers
 from coordinator.hardware import HardwareRules
 from coordinator.limits import Door
@@ -100,6 +102,7 @@ async def _serve_run(
     tls = _tls(server)
     door = Door(run_file.limits.door(), time.monotonic, lambda limit: metrics.busy.labels(limit=limit).inc())
     async with contextlib.AsyncExitStack() as opened:
+        watched = _watch(run_file.tracing, db, opened)
         public = await serve_workers(
             rooms.workers,
             secret=run.secret,
@@ -110,6 +113,7 @@ async def _serve_run(
             door=door,
             max_connections=run_file.limits.connections,
             reflection=server.reflection,
+            tracing=watched,
         )
         opened.push_async_callback(public.stop, _GRACE_S)
         private = await serve_trainer(
@@ -118,6 +122,7 @@ async def _serve_run(
             host=server.trainer_host,
             port=server.trainer_port,
             tls=None if is_loopback(server.trainer_host) else tls,
+            tracing=watched,
         )
         opened.push_async_callback(private.stop, _GRACE_S)
         views = Views(
@@ -144,6 +149,19 @@ async def _serve_run(
             watch_certificate(tls, stop),
             forget_payloads(db, run_file.storage, stop),
         )
+
+
+def _watch(
+    settings: TracingSection, db: Database, opened: contextlib.AsyncExitStack
+) -> grpc.aio.ServerInterceptor | None:
+    """What writes traces, closed with everything else; None where none are asked for."""
+    tracing = start_tracing(settings, "rollswarm-coordinator")
+    if tracing is None:
+        return None
+    from coordinator.tracing import TraceInterceptor
+
+    opened.push_async_callback(asyncio.to_thread, tracing.close)
+    return TraceInterceptor(tracing, db)
 
 
 def _tls(server: ServerSection) -> ServerTls | None:

@@ -11,14 +11,16 @@ import grpc
 from sqlalchemy import select
 
 from coordinator import tokens
+from coordinator.clock import DatabaseClock
 from coordinator.feeding import Feeding
 from coordinator.intake import Intake
 from coordinator.interceptors import caller, peer_address
-from coordinator.leasing import Granted, Leasing, Scheduling
+from coordinator.leasing import Leasing, Scheduling
 from coordinator.limits import address_group
+from coordinator.line import Line
 from coordinator.metrics import Metrics
 from coordinator.registration import About, Joining
-from coordinator.store import database, rollouts
+from coordinator.store import rollouts
 from coordinator.store import tables as t
 from coordinator.store.database import Database
 from protocol.declaration import HARDWARE_LENGTH, printable
@@ -36,6 +38,7 @@ _POLL_S = 0.7
 T = TypeVar("T")
 _MAX_LEASES = 256
 _MAX_RENEWALS = 1024
+_CHECKED_AT_ONCE = 16
 _MAX_GROUPS = 4096
 
 
@@ -57,18 +60,19 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     ) -> None:
         self._joining = joining
         self._db = db
+        self._clock = DatabaseClock(db)
         self._run_id = run_id
         self._secret = secret
         self._leasing = leasing
+        self._line = Line(leasing)
         self._intake = intake
         self._temperature = temperature
         self._eos_token_ids = eos_token_ids
         self._metrics = metrics
 
     async def clock(self) -> float:
-        """Now, by the database's clock."""
-        async with self._db.read() as connection:
-            return await database.now(connection)
+        """Now, by the database's clock, as tokens need it."""
+        return await self._clock.now()
 
     async def GetChallenge(  # noqa: N802
         self, request: worker_pb2.GetChallengeRequest, context: grpc.aio.ServicerContext
@@ -108,10 +112,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     ) -> worker_pb2.AcquireLeasesResponse:
         wanted = max(1, min(request.max_leases, _MAX_LEASES))
 
-        async def attempt() -> Granted:
-            return await self._leasing.acquire(caller.get(), wanted)
-
-        granted = await poll(attempt, lambda granted: bool(granted.leases), request.wait_ms / 1000)
+        granted = await self._line.acquire(caller.get(), wanted, min(request.wait_ms / 1000, MAX_WAIT_S))
         self._metrics.leases_granted.inc(len(granted.leases))
         return worker_pb2.AcquireLeasesResponse(
             leases=[
@@ -141,7 +142,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             (entry.lease_id, Commitment(entry.length, entry.token_digest, entry.policy_version, entry.signature))
             for entry in request.progress
         ]
-        for lease_id, commitment in progress:
+        for number, (lease_id, commitment) in enumerate(progress):
+            if number % _CHECKED_AT_ONCE == _CHECKED_AT_ONCE - 1:
+                await asyncio.sleep(0)  # others are served between: a thousand signatures take a tenth of a second
             check_renewal(caller.get(), self._run_id, lease_id, commitment)
         renewals, head = await self._leasing.renew(caller.get(), progress)
         at = await self.clock()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Row, func, select
+from sqlalchemy import Row, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator import evidence
@@ -17,6 +17,7 @@ from coordinator.evidence import Alarm
 from coordinator.hardware import is_alert
 from coordinator.store import events, groups, hardware, leases, rollouts, workers
 from coordinator.store import tables as t
+from coordinator.store.evidence import Book
 from coordinator.verification.pooled import STRIKE, Pooled
 from protocol.lease import LeaseState, finish
 from protocol.ledger import STATISTICAL, Entry, EntryKind, entries_for_rejection, is_gross
@@ -63,7 +64,7 @@ async def record(
     if verdict.outcome is Outcome.INCONCLUSIVE:
         await _postpone(connection, row, verdict, at)
         return True
-    await _insert(connection, rollout_id, verdict, verifier, at)
+    await insert(connection, {rollout_id: verdict}, verifier, at)
     if verdict.outcome is Outcome.ACCEPTED:
         await _accept(connection, row, verdict, at, rules)
     else:
@@ -71,23 +72,28 @@ async def record(
     return True
 
 
-async def _insert(connection: AsyncConnection, rollout_id: str, verdict: Verdict, verifier: str, at: float) -> None:
+async def insert(connection: AsyncConnection, found: Mapping[str, Verdict], verifier: str, at: float) -> None:
+    """Store verdicts by rollout, and nothing else of what they do."""
     await connection.execute(
-        t.verdicts.insert().values(
-            rollout_id=rollout_id,
-            outcome=verdict.outcome.value,
-            reason=verdict.reason.value if verdict.reason else None,
-            detail=verdict.detail,
-            reward=verdict.reward,
-            audited=verdict.audited,
-            old_logprobs=floats_to_bytes(verdict.old_logprobs),
-            entropies=floats_to_bytes(verdict.entropies),
-            metrics=events.finite(verdict.metrics),
-            admitted=events.finite(verdict.admitted),
-            observations=events.finite(verdict.observations),
-            verifier=verifier,
-            verified_at=at,
-        )
+        t.verdicts.insert(),
+        [
+            {
+                "rollout_id": rollout_id,
+                "outcome": verdict.outcome.value,
+                "reason": verdict.reason.value if verdict.reason else None,
+                "detail": verdict.detail,
+                "reward": verdict.reward,
+                "audited": verdict.audited,
+                "old_logprobs": floats_to_bytes(verdict.old_logprobs),
+                "entropies": floats_to_bytes(verdict.entropies),
+                "metrics": events.finite(verdict.metrics),
+                "admitted": events.finite(verdict.admitted),
+                "observations": events.finite(verdict.observations),
+                "verifier": verifier,
+                "verified_at": at,
+            }
+            for rollout_id, verdict in found.items()
+        ],
     )
 
 
@@ -127,34 +133,34 @@ async def _accept(connection: AsyncConnection, row: Row, verdict: Verdict, at: f
     in_shadow = await hardware.shadow_class(connection, row.lease_id)
     if in_shadow is not None:
         await hardware.count_verdict(connection, in_shadow, accepted=True)
+    book = Book(connection, at)
+    await book.read({row.worker_id})
     if verdict.audited:
         observed, pooled = events.finite(verdict.observations), rules.pooled_of(row.precision)
-        alarms += await evidence.add(
-            connection, row.worker_id, observed, row.tokens, pooled, at, shadow=in_shadow is not None
-        )
-    if completed:
-        alarms += await evidence.compare_group(connection, row.group_id, next(iter(rules.pooled.values())), at)
-    await _act_on(connection, alarms, at, rules.max_strikes)
+        alarms += await evidence.add(book, row.worker_id, observed, row.tokens, pooled, shadow=in_shadow is not None)
+    if completed is not None:
+        alarms += await evidence.compare_groups(book, [completed], next(iter(rules.pooled.values())))
+    await book.write()
+    await act_on(connection, alarms, at, rules.max_strikes)
 
 
-async def _put_into_group(connection: AsyncConnection, row: Row, at: float) -> bool:
-    """Whether the rollout completes its group, which is ready then."""
+async def _put_into_group(connection: AsyncConnection, row: Row, at: float) -> Row | None:
+    """The group, if the rollout completes it; it is ready then."""
     group = await groups.get(connection, row.group_id)
     assert group is not None
     if group.state != "open":
         # Its group went out incomplete, or was dropped: the work is credited, but comes too late to be trained on.
         await rollouts.drop(connection, row, "late", at, sample_state="dropped")
-        return False
+        return None
     await rollouts.set_state(connection, [row.rollout_id], "accepted")
     await groups.set_sample(connection, row.sample_id, "accepted")
-    missing = select(func.count()).where(t.samples.c.group_id == group.group_id, t.samples.c.state != "accepted")
-    if (await connection.execute(missing)).scalar_one() > 0:
-        return False
+    if await groups.incomplete(connection, [group.group_id]):
+        return None
     await groups.set_state(connection, group.group_id, "ready")
-    return True
+    return group
 
 
-async def _act_on(connection: AsyncConnection, alarms: Sequence[Alarm], at: float, max_strikes: int) -> None:
+async def act_on(connection: AsyncConnection, alarms: Sequence[Alarm], at: float, max_strikes: int) -> None:
     """Tell the operator; ban where the test says so."""
     for alarm in alarms:
         await events.record(

@@ -9,6 +9,7 @@ means that everything the report promises held.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import shutil
 import sys
@@ -18,6 +19,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from coordinator.operate import make_token
+from coordinator.operators import Role
 from demo.models import SMOLLM2_EOS_TOKEN_IDS, TINY_EOS_TOKEN_IDS, make_tiny, smollm2
 from demo.presets import PRESETS, Ports, Preset, run_file
 from demo.processes import Process, Processes
@@ -167,7 +170,8 @@ class Demo:
                 raise OurFault(f"not done within {self._preset.time_limit_s:.0f} s; see {self._folder / 'logs'}")
             return not trainer.running
 
-        view.watch(lambda: _read_status(url), done)
+        token = asyncio.run(make_token(f"sqlite+aiosqlite:///{self._folder / 'run.db'}", "demo", Role.VIEWER, None))
+        view.watch(lambda: _read_status(url, token), done)
 
     def _start_evaluation(self, processes: Processes, name: str, model: Path) -> Process:
         print(f"evaluating the policy {name} training on held-out tasks …", flush=True)
@@ -204,9 +208,10 @@ def prepare_model(preset: Preset, cache: Path) -> tuple[Path, list[int]]:
     return smollm2(cache, lambda line: print(line, flush=True)), list(SMOLLM2_EOS_TOKEN_IDS)
 
 
-def _read_status(url: str) -> dict[str, Any] | None:
+def _read_status(url: str, token: str) -> dict[str, Any] | None:
+    request = urllib.request.Request(f"{url}/api/v1/status", headers={"Authorization": f"Bearer {token}"})
     try:
-        with urllib.request.urlopen(f"{url}/api/v1/status", timeout=5) as response:
+        with urllib.request.urlopen(request, timeout=5) as response:
             status: dict[str, Any] = json.load(response)
             return status
     except (urllib.error.URLError, OSError, ValueError):

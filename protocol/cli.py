@@ -5,6 +5,7 @@ Exit status: 0 done, 2 the user's mistake, 1 any other failure, 130 interrupted.
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from collections.abc import Callable
@@ -24,11 +25,17 @@ class _Formatter(logging.Formatter):
         return f"{line} {extra}" if extra else line
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for what a web server says of bytes that are no HTTP: anybody may send them, and fill a log with tracebacks."""
+    return record.exc_info is None or getattr(record.exc_info[0], "__module__", "") != "aiohttp.http_exceptions"
+
+
 def set_up_logging(level: int = logging.INFO) -> None:
     """Log to standard error, one line per record."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.getLogger("aiohttp.server").addFilter(_is_news)
     for noisy in ("aiosqlite", "httpx", "urllib3", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
@@ -76,6 +83,8 @@ def run_app(name: str, app: Callable[[], object]) -> None:
         _fail(name, f"{error.name} is not installed: `pip install 'rollswarm[{extra}]'` in a fresh environment", 1)
     except KeyboardInterrupt:
         _fail(name, "interrupted", 130)
+    finally:
+        gc.freeze()  # or the interpreter's end looks through all that torch and vLLM hold: seconds on a busy machine
 
 
 def _fail(name: str, message: str, status: int) -> None:

@@ -136,6 +136,8 @@ class Rollout:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
+        if len(self.segments) == 1:  # the usual case, asked for often
+            return self.segments[0].token_ids
         return tuple(token for segment in self.segments for token in segment.token_ids)
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
@@ -98,6 +99,7 @@ def open_envelope(envelope: SignedEnvelope, envelope_type: str, pinned: Collecti
     return envelope.payload
 
 
+@lru_cache(maxsize=4096)
 def public_key(key_id: str) -> Ed25519PublicKey:
     """The public key that a key id holds. Raises BadSignature if it is malformed."""
     if len(key_id) != _KEY_ID_LENGTH or not key_id.startswith(KEY_ID_PREFIX):

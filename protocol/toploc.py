@@ -15,7 +15,7 @@ bf16 numbers travel as their bit patterns, np.uint16. Everything is pure; hostil
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,6 +123,18 @@ def decode(proof: bytes, k: int) -> Polynomial:
     if degree < k // 2:
         raise ValueError(f"proof polynomial is degenerate: degree {degree} for {k} magnitudes")
     return Polynomial(modulus, coefficients)
+
+
+def well_formed(proofs: Sequence[bytes], k: int) -> bool:
+    """Whether `decode` takes every one of these proofs over k magnitudes, all checked at once."""
+    if k < 1 or any(len(proof) != proof_bytes(k) for proof in proofs):
+        return False
+    words = np.frombuffer(b"".join(proofs), dtype=">u2").reshape(len(proofs), k + 1)
+    moduli, coefficients = words[:, 0], words[:, 1:]
+    in_range = (
+        bool((moduli > MODULUS_FLOOR).all()) and bool((moduli <= PRIME).all()) and bool((coefficients < PRIME).all())
+    )
+    return in_range and bool((coefficients[:, k // 2 :] != 0).any(axis=1).all())
 
 
 def build_proofs(hidden_bits_TD: Bits) -> tuple[bytes, ...]:

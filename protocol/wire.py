@@ -6,10 +6,11 @@ What comes in is checked for shape here (`WorkerFault(FORM)`), for meaning by `c
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
-from google.protobuf.message import DecodeError
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
 
 from protocol.declaration import BF16, HARDWARE_LENGTH, UNDECLARED, Declaration, printable
 from protocol.errors import WorkerFault
@@ -27,13 +28,32 @@ from protocol.rollout import (
 from protocol.signing import SignedEnvelope
 from protos.rollswarm.v1 import common_pb2, trainer_pb2, worker_pb2
 
+_STORABLE = 1 << 63  # databases count in 64 bits, one of which is the sign
 # Far above what any run admits: a few bytes on the wire must not become an object each, a million times.
 _PIECES_MAX = 1024
 _PRECISION_LENGTH = 16
 
+_CHECKED = (FieldDescriptor.CPPTYPE_STRING, FieldDescriptor.CPPTYPE_UINT64, FieldDescriptor.CPPTYPE_MESSAGE)
+
 _STOP_TO_WIRE = {StopReason.EOS: common_pb2.STOP_REASON_EOS, StopReason.LENGTH: common_pb2.STOP_REASON_LENGTH}
 _STOP_FROM_WIRE = {int(wire): stop for stop, wire in _STOP_TO_WIRE.items()}
 _AUTHOR_TO_WIRE = {Author.MODEL: common_pb2.AUTHOR_MODEL, Author.ENVIRONMENT: common_pb2.AUTHOR_ENVIRONMENT}
+
+
+def check_storable(message: Message) -> None:
+    """Raises WorkerFault(FORM) for a number of 2^63 or more, or a NUL in a text: no database holds them."""
+    for field, value in message.ListFields():
+        if field.cpp_type not in _CHECKED:
+            continue
+        if isinstance(value, Mapping):
+            values: list[object] = [*value.keys(), *value.values()]
+        else:
+            values = list(value) if field.is_repeated else [value]
+        for each in values:
+            if isinstance(each, Message):
+                check_storable(each)
+            elif (isinstance(each, str) and "\0" in each) or (isinstance(each, int) and each >= _STORABLE):
+                raise WorkerFault(RejectionReason.FORM, f"{field.name} holds what nobody could store")
 
 
 def envelope_to_wire(envelope: SignedEnvelope) -> common_pb2.SignedEnvelope:
@@ -98,6 +118,7 @@ def rollout_from_payload(payload: bytes) -> Rollout:
         message.ParseFromString(payload)
     except DecodeError as error:
         raise WorkerFault(RejectionReason.FORM, "the payload is no RolloutPayload") from error
+    check_storable(message)
     if has_unknown_fields(message):
         raise WorkerFault(RejectionReason.FORM, "the payload has fields that this protocol does not define")
     if max(len(message.segments), len(message.spans), len(message.proofs)) > _PIECES_MAX:

@@ -73,6 +73,12 @@ def relay(
     max_bandwidth_mbit: Annotated[
         float | None, typer.Option("--max-bandwidth-mbit", min=0.1, help="Most megabits per second sent to clients.")
     ] = None,
+    monthly_quota_gib: Annotated[
+        float | None,
+        typer.Option(
+            "--monthly-quota-gib", min=0.01, help="Most sent in a calendar month (UTC); then clients ask others."
+        ),
+    ] = None,
     peers: HelpPeers = True,
     max_disk_gib: Annotated[
         float | None, typer.Option("--max-disk-gib", min=0.01, help="Most room for versions; older ones make way.")
@@ -99,6 +105,7 @@ def relay(
         max_connections=max_connections,
         max_connections_per_address=max_connections_per_address,
         help_peers=peers,
+        monthly_quota_gib=monthly_quota_gib,
     )
     _run(lambda: serve.serve_relay(options))
 

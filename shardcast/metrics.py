@@ -82,6 +82,15 @@ class ShardcastMetrics:
         self._behind_since: float | None = None
         self.lag_seconds.set_function(lambda: self.behind_s)
 
+    def show_quota(self, left_bytes: Callable[[], float]) -> None:
+        """Add a gauge of what may still be sent this month: only relays that have a quota show one."""
+        gauge = Gauge(
+            "rollswarm_shardcast_quota_left_bytes",
+            "What this relay may still send this calendar month (UTC).",
+            registry=self.registry,
+        )
+        gauge.set_function(left_bytes)
+
     def count_received(self, kind: str, count: int) -> None:
         """Bytes came from a kind of source."""
         self.bytes_total.labels("in", kind if kind in ("origin", "relay") else "origin").inc(count)

@@ -23,6 +23,7 @@ from shardcast.listen import listening
 from shardcast.metrics import ShardcastMetrics
 from shardcast.origin import Origin
 from shardcast.peer_server import PeerService
+from shardcast.quota import MonthlyQuota
 from shardcast.relay import RelayCatalog
 from shardcast.scrub import Scrubber
 from shardcast.server import ShardcastApp
@@ -48,6 +49,7 @@ class RelayOptions:
     max_connections: int = 1024
     max_connections_per_address: int = 256
     help_peers: bool = True
+    monthly_quota_gib: float | None = None
 
 
 async def serve_origin(
@@ -96,7 +98,8 @@ async def serve_relay(options: RelayOptions) -> None:
             ) as client,
             _stopping(_relay_catalog(options, store, metrics, client, coordinator)) as catalog,
         ):
-            serving = ShardcastApp(catalog, limits, Throttle.from_mbit(options.max_bandwidth_mbit))
+            quota = _quota(options, metrics)
+            serving = ShardcastApp(catalog, limits, Throttle.from_mbit(options.max_bandwidth_mbit), quota)
             app = serving.build()
             if options.help_peers:
                 PeerService(serving).add_to(app)
@@ -104,7 +107,19 @@ async def serve_relay(options: RelayOptions) -> None:
                 if url in sources:
                     raise UserError(f"{url} is this relay itself: name an origin or another relay")
                 scrubber = Scrubber(store, metrics, catalog.refetch)
-                await _until_stopped(url, catalog, _relay_work(catalog, coordinator, scrubber))
+                try:
+                    await _until_stopped(url, catalog, _relay_work(catalog, coordinator, scrubber))
+                finally:
+                    if quota is not None:
+                        quota.save()
+
+
+def _quota(options: RelayOptions, metrics: ShardcastMetrics) -> MonthlyQuota | None:
+    if options.monthly_quota_gib is None:
+        return None
+    quota = MonthlyQuota(options.data_dir / "month.json", int(options.monthly_quota_gib * 2**30))
+    metrics.show_quota(lambda: quota.left_bytes)
+    return quota
 
 
 def _relay_catalog(

@@ -33,6 +33,7 @@ from shardcast.bandwidth import Throttle
 from shardcast.catalog import Catalog, NotYet, OpenShard
 from shardcast.config import MIB, ServerLimits
 from shardcast.listen import party
+from shardcast.quota import MonthlyQuota
 from shardcast.status_page import render_page
 
 log = logging.getLogger("shardcast")
@@ -40,6 +41,7 @@ log = logging.getLogger("shardcast")
 _SLICE_BYTES = MIB
 _THROTTLED_SLICE_BYTES = MIB // 8
 IMMUTABLE = "public, max-age=31536000, immutable"
+_USED_UP = "this relay sent all that it may this month; ask another"
 _NO_STORE = {"Cache-Control": "no-store"}
 _PREFER_WAIT = re.compile(r"(?:^|[,;\s])wait=(\d{1,4})")
 
@@ -48,11 +50,12 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(slots=True)
 class ShardcastApp:
-    """Handlers over a catalog. `throttle` bounds the bytes of shards sent."""
+    """Handlers over a catalog. `throttle` bounds the bytes of shards sent per second, `quota` those of a month."""
 
     catalog: Catalog
     limits: ServerLimits
     throttle: Throttle | None = None
+    quota: MonthlyQuota | None = None
 
     def build(self) -> web.Application:
         """The aiohttp application; the origin adds its own route."""
@@ -153,6 +156,8 @@ class ShardcastApp:
         except ValueError:
             headers["Content-Range"] = f"bytes */{shard.size}"
             return web.Response(status=416, headers=headers)
+        if self.quota and not self.quota.left_bytes:
+            return error_response(503, _USED_UP, self.quota.seconds_to_next_month)
         whole = (start, stop) == (0, shard.size) and "Range" not in request.headers
         if not whole:
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{shard.size}"
@@ -189,18 +194,28 @@ class ShardcastApp:
                     transport.abort()  # a client that doesn't read
                     raise ConnectionResetError("the client takes the bytes too slowly") from None
                 self.catalog.metrics.count_sent(asker.kind is not Kind.CLIENT, count)
+                if self.quota:
+                    self.quota.count(count)
                 if asker.kind is not Kind.PEER:
                     manners.sent(count)
 
     async def _healthz(self, request: web.Request) -> web.Response:
-        return web.json_response(self.catalog.health(), headers=_NO_STORE)
+        return web.json_response(self._health(), headers=_NO_STORE)
+
+    def _health(self) -> dict[str, object]:
+        health = self.catalog.health()
+        if self.quota:
+            health["quota_left_bytes"] = self.quota.left_bytes
+            if not self.quota.left_bytes:
+                health["status"] = _USED_UP
+        return health
 
     async def _metrics(self, request: web.Request) -> web.Response:
         body = self.catalog.metrics.render()
         return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def _page(self, request: web.Request) -> web.Response:
-        return web.Response(text=render_page(self.catalog.health()), content_type="text/html")
+        return web.Response(text=render_page(self._health()), content_type="text/html")
 
 
 def _asker(request: web.Request) -> Asker:

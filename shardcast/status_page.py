@@ -56,13 +56,15 @@ def render_page(health: Mapping[str, Any]) -> str:
 
 def _tiles(health: Mapping[str, Any]) -> str:
     behind = health.get("behind_s", 0.0)
-    tiles = (
+    tiles = [
         (_text(health.get("complete")), "", "newest version here"),
         (f"{behind:.0f}" if behind else "0", " s", "behind the newest"),
         (f"{health.get('mbytes_per_s_out', 0.0):.1f}", " MB/s", "sent now"),
         (f"{health.get('mbytes_per_s_in', 0.0):.1f}", " MB/s", "received now"),
         (f"{health.get('bytes_sent', 0) / 2**30:.1f}", " GiB", "sent since the start"),
-    )
+    ]
+    if "quota_left_bytes" in health:
+        tiles.append((f"{health['quota_left_bytes'] / 2**30:.1f}", " GiB", "left of this month's quota"))
     return (
         '<div class="tiles">'
         + "".join(

@@ -19,8 +19,8 @@ from typing import Any
 
 import yaml
 
+from demo.postgres import find_binaries
 from tests.container import Spec
-from tests.postgres import find_binaries
 
 ROOT = Path(__file__).parents[1]
 READY_S = 600.0

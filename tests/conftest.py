@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.postgres import Postgres, find_binaries
+from demo.postgres import Postgres, find_binaries
 
 
 @pytest.fixture(scope="session")

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sqlite3
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from coordinator.calibration.report import to_toml
-from coordinator.verification.thresholds import DEFAULTS
+from coordinator.operate import make_token
+from coordinator.operators import Role
 from demo.presets import Ports
 from demo.processes import Process, Processes
 from protocol import keyfile
+from tests.thresholds import BY_HAND
 from tests.tiny_model import EOS_TOKEN_ID, build_tiny_model
 
 READY_S = 90.0
@@ -24,16 +27,20 @@ READY_S = 90.0
 class Network:
     """Starts roles by name; state lives in `folder`. Use as a context: leaving it stops what it started."""
 
-    def __init__(self, folder: Path, *, versions: int = 4, settings: str = "") -> None:
+    def __init__(self, folder: Path, *, versions: int = 4, settings: str = "", database: str = "") -> None:
+        """`database`: URL of an empty PostgreSQL database; SQLite in the folder if there is none."""
         self.folder = folder
+        self.receipts = folder / "receipts.log"  # of the role `worker`, by tests.receipt_keeper
+        self._database = database or f"sqlite+aiosqlite:///{folder / 'run.db'}"
         folder.mkdir(parents=True, exist_ok=True)
         self.ports = Ports.free()
         self.model = build_tiny_model(folder / "model")
         self.trainer_key = keyfile.load_or_create(folder / "trainer.key")[0].key_id
         self.config = folder / "run.toml"
         self.config.write_text(self._run_file(versions, settings))
-        (folder / "thresholds.toml").write_text(to_toml(DEFAULTS))
+        (folder / "thresholds.toml").write_text(to_toml(BY_HAND))
         self.url = f"http://127.0.0.1:{self.ports.http}"
+        self.database = f"sqlite+aiosqlite:///{folder / 'run.db'}"
         self._processes = Processes(
             folder / "logs",
             {
@@ -47,6 +54,8 @@ class Network:
             },
         )
         self.running: dict[str, Process] = {}
+        self._tokens = 0
+        self._viewer = ""
 
     def __enter__(self) -> Network:
         return self
@@ -59,6 +68,7 @@ class Network:
 [run]
 name = "test"
 trainer_key = "{self.trainer_key}"
+database = "{self._database}"
 [model]
 name = "tiny"
 path = "model"
@@ -112,9 +122,9 @@ checkpoint_every = 2
         """kill -9, children included."""
         self.running.pop(role).kill()
 
-    def stop(self, role: str) -> int:
-        """SIGTERM; the exit status."""
-        return self.running.pop(role).stop()
+    def stop(self, role: str, grace_s: float = 20.0) -> int:
+        """SIGTERM, and SIGKILL after `grace_s`; the exit status."""
+        return self.running.pop(role).stop(grace_s)
 
     def _arguments(self, role: str) -> list[str]:
         ports, folder = self.ports, self.folder
@@ -134,28 +144,51 @@ checkpoint_every = 2
         if role.startswith("cheater:"):
             attack = role.partition(":")[2]
             return ["tests.adversary.cheating_worker", "--attack", attack, "--engine", "reference", *home]
-        return ["worker.main", "join", *home, "--json"]
+        return ["tests.receipt_keeper", str(self.receipts), "join", *home, "--json"]
 
     def key_id(self, role: str) -> str:
         """The key id of a worker."""
         return keyfile.load(self.folder / role.replace(":", "-") / "identity.key").key_id
 
+    def token(self, role: Role) -> str:
+        """A new token of this role; the coordinator must have begun its run."""
+        self._tokens += 1
+        name = f"{role.name.lower()} {self._tokens}"
+        return asyncio.run(make_token(self.database, name, role, None))
+
     def status(self) -> dict[str, Any] | None:
-        """The coordinator's JSON status, None while it is away."""
+        """The coordinator's JSON status as an operator sees it, None while it is away."""
+        if not self._viewer:
+            self._viewer = self.token(Role.VIEWER)
+        headers = {"Authorization": f"Bearer {self._viewer}"}
         try:
-            with urllib.request.urlopen(f"{self.url}/api/v1/status", timeout=5) as response:
+            request = urllib.request.Request(f"{self.url}/api/v1/status", headers=headers)
+            with urllib.request.urlopen(request, timeout=5) as response:
                 answer: dict[str, Any] = json.load(response)
                 return answer
         except OSError:
             return None
 
     def query(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Read from the run's database."""
+        """Read from the run's database; `?` in the statement stands for a value."""
+        if self._database.startswith("postgresql"):
+            return asyncio.run(self._ask(statement, values))
         connection = sqlite3.connect(f"file:{self.folder / 'run.db'}?mode=ro", uri=True, timeout=30)
         try:
             return connection.execute(statement, values).fetchall()
         finally:
             connection.close()
+
+    async def _ask(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        import asyncpg
+
+        for number in range(len(values)):
+            statement = statement.replace("?", f"${number + 1}", 1)
+        connection = await asyncpg.connect(self._database.replace("postgresql+asyncpg", "postgresql"))
+        try:
+            return [tuple(row) for row in await connection.fetch(statement, *values)]
+        finally:
+            await connection.close()
 
     def count(self, statement: str, *values: Any) -> int:
         return int(self.query(statement, *values)[0][0] or 0)
@@ -191,7 +224,8 @@ checkpoint_every = 2
         )
         assert self.count(unbalanced) == 0
         two_live = (
-            "SELECT count(*) FROM (SELECT sample_id FROM leases WHERE state = 'live' GROUP BY 1 HAVING count(*) > 1)"
+            "SELECT count(*) FROM "
+            "(SELECT sample_id FROM leases WHERE state = 'live' GROUP BY 1 HAVING count(*) > 1) AS twice"
         )
         assert self.count(two_live) == 0
         uncounted = (

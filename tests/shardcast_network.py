@@ -33,6 +33,7 @@ from shardcast.metrics import ShardcastMetrics
 from shardcast.origin import Origin
 from shardcast.peer_server import PeerService
 from shardcast.publish import announce, describe, pack
+from shardcast.quota import MonthlyQuota
 from shardcast.relay import RelayCatalog
 from shardcast.server import Handler, ShardcastApp
 from shardcast.storage import VersionStore
@@ -196,6 +197,7 @@ async def relay_in_process(
     limits: ClientLimits = FAST,
     keep_last: int = 2,
     help_peers: bool = False,
+    quota: MonthlyQuota | None = None,
     **options: Any,
 ) -> AsyncIterator[tuple[str, RelayCatalog]]:
     metrics = ShardcastMetrics()
@@ -204,7 +206,7 @@ async def relay_in_process(
         upstream, KEYS, data_dir, peers=peers, own_id=own_id, limits=limits, metrics=metrics
     ) as client:
         catalog = RelayCatalog(client.store, metrics, client, keep_last=keep_last, help_peers=help_peers, **options)
-        serving = ShardcastApp(catalog, ServerLimits())
+        serving = ShardcastApp(catalog, ServerLimits(), quota=quota)
         app = serving.build()
         if help_peers:
             PeerService(serving).add_to(app)

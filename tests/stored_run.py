@@ -15,6 +15,7 @@ from coordinator.hardware import HardwareRules
 from coordinator.intake import Intake
 from coordinator.leasing import EnvironmentShare, Leasing, Scheduling
 from coordinator.registration import Joining
+from coordinator.scheduling import EXACT, Freshness
 from coordinator.store import database, rollouts, workers
 from coordinator.store import run as run_store
 from coordinator.store import tables as t
@@ -64,7 +65,7 @@ def make_task(index: int) -> Task:
 class StoredRun:
     """One run: rooms, and short cuts for what a worker, a verifier and the trainer do."""
 
-    def __init__(self, db: Database, scheduling: Scheduling) -> None:
+    def __init__(self, db: Database, scheduling: Scheduling, freshness: Freshness = EXACT) -> None:
         self.db = db
         self.scheduling = scheduling
         self.pooled = COMPARISONS
@@ -76,6 +77,7 @@ class StoredRun:
             environments=[EnvironmentShare("sums", 1.0, MAX_TOKENS, make_task)],
             tokenize=lambda text: list(text.encode()),
             hardware_rules=self.hardware_rules,
+            freshness=freshness,
         )
         self.intake = Intake(
             db,
@@ -90,11 +92,11 @@ class StoredRun:
         self.feeding = Feeding(db, run_id=RUN_ID, trainer_key=TRAINER.key_id, scheduling=scheduling)
 
     @classmethod
-    async def begin(cls, url: str, *, versions: int = 1, **changes: Any) -> StoredRun:
+    async def begin(cls, url: str, *, versions: int = 1, freshness: Freshness = EXACT, **changes: Any) -> StoredRun:
         """Begin the run and announce versions 0 … versions - 1."""
         db = Database.open(url)
         await run_store.load_or_begin(db, run_id=RUN_ID, name="test", secret=SECRET, trainer_key=TRAINER.key_id)
-        run = cls(db, replace(SCHEDULING, **changes))
+        run = cls(db, replace(SCHEDULING, **changes), freshness)
         for version in range(versions):
             await run.announce(version)
         return run

@@ -1,4 +1,4 @@
-"""Who sends an HTTP request: a bearer token (commands, scripts) or a session cookie (browsers).
+"""Who sends an HTTP request: a bearer token (commands, scripts, workers) or a session cookie (browsers).
 
 A request that changes something by a session must carry the session's own form value (`csrf`): another site can make a browser
 send the cookie to us (though SameSite=Strict forbids it), but can't know that. A bearer token is never sent by itself.
@@ -9,18 +9,33 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import parse_qsl
 
 from aiohttp import web
 
-from coordinator import operators
+from coordinator import operators, tokens
 from coordinator.joining import hash_token
 from coordinator.operators import Operator, Role
 from coordinator.store import database
 from coordinator.store import operators as operator_store
 from coordinator.store.database import Database
+from protocol.errors import BadSignature
 
 COOKIE = "rollswarm_session"
 _TOKEN_MAX = 200
+_FIELDS_MAX = 32
+
+
+async def read_form(request: web.Request) -> dict[str, str]:
+    """The fields of a form as our pages send it; nothing that a body says of itself (its charset, its parts) is believed.
+
+    Raises HTTPBadRequest for more fields than any form has.
+    """
+    text = (await request.read()).decode("utf-8", "replace")
+    try:
+        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=_FIELDS_MAX))
+    except ValueError:
+        raise web.HTTPBadRequest(text=f"a form has at most {_FIELDS_MAX} fields") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +72,27 @@ class Access:
         found = None if token_hash is None else await self._find(token_hash)
         return None if found is None else Caller(found, operators.csrf_of(self._secret, session))
 
+    async def worker(self, request: web.Request) -> str:
+        """The key id of the worker whose token (bought at registration) the request carries; "" if it carries none."""
+        bearer = request.headers.get("Authorization", "")
+        if not bearer.startswith("Bearer "):
+            return ""
+        async with self._db.read() as connection:
+            at = await database.now(connection)
+        try:
+            return tokens.check_token(self._secret, bearer.removeprefix("Bearer ")[:_TOKEN_MAX], at)
+        except BadSignature:
+            return ""
+
     async def require(self, request: web.Request, role: Role) -> Caller:
         """The caller, who has at least this role. Raises HTTPUnauthorized or HTTPForbidden."""
-        caller = await self.caller(request)
+        return self.allow(await self.caller(request), role)
+
+    def allow(self, caller: Caller | None, role: Role) -> Caller:
+        """The caller, if it has at least this role. Raises HTTPUnauthorized or HTTPForbidden."""
         if caller is None:
-            raise web.HTTPUnauthorized(text="this needs a token of this run (`coordinator token create`)")
+            text = "this needs a token of this run (`coordinator token create`)"
+            raise web.HTTPUnauthorized(text=text, headers={"WWW-Authenticate": "Bearer"})
         if caller.operator.role < role:
             have, need = caller.operator.role.name.lower(), role.name.lower()
             raise web.HTTPForbidden(text=f"{caller.operator.name} is {have}; this needs {need}")
@@ -69,7 +100,8 @@ class Access:
 
     def check_form(self, caller: Caller, fields: Mapping[str, object]) -> None:
         """Raises HTTPForbidden if a session's request does not come from one of our own forms."""
-        if caller.csrf and not hmac.compare_digest(caller.csrf.encode(), str(fields.get("csrf", "")).encode()):
+        given = str(fields.get("csrf", "")).encode("utf-8", "replace")
+        if caller.csrf and not hmac.compare_digest(caller.csrf.encode(), given):
             raise web.HTTPForbidden(text="this form is not of your session: load the page again")
 
     async def log_in(self, token: str) -> str | None:

@@ -2,50 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
 
-from coordinator import statements
 from coordinator.audit import classify
 from coordinator.dashboard.access import Access, Caller
+from coordinator.dashboard.api.answers import measured_of
+from coordinator.dashboard.api.endpoint import clean
 from coordinator.dashboard.pages import Pages
-from coordinator.dashboard.tokens import ColouredToken, colour
-from coordinator.export_ledger import envelope_json
+from coordinator.dashboard.settings import Settings
+from coordinator.dashboard.tokens import of_stored
 from coordinator.store import browse, database
-from coordinator.store import run as run_store
 from coordinator.store import workers as worker_store
 from coordinator.store.database import Database
-from coordinator.store.rollouts import unpack_payload
-from protocol.rollout import AT_LEAST
-from protocol.signing import SignedEnvelope
-from protocol.statement import Statement
-from protocol.wire import floats_from_bytes, rollout_from_payload
 
-_TEXT_MAX = 120
 _PAGES_MAX = 10_000
 
 
 class BrowseViews:
-    """`decode`: token ids to text. `sign`: the coordinator's signature under a statement."""
+    """Handlers of pages; the API's are coordinator.dashboard.api.reads."""
 
-    def __init__(
-        self,
-        db: Database,
-        access: Access,
-        pages: Pages,
-        *,
-        probation_rollouts: int,
-        decode: Callable[[Sequence[int]], str],
-        sign: Callable[[Statement], SignedEnvelope],
-    ) -> None:
+    def __init__(self, db: Database, access: Access, pages: Pages, settings: Settings) -> None:
         self._db = db
         self._access = access
         self._pages = pages
-        self._probation = probation_rollouts
-        self._decode = decode
-        self._sign = sign
+        self._settings = settings
 
     def add_routes(self, app: web.Application) -> None:
         app.router.add_get("/leaderboard", self.leaderboard)
@@ -55,7 +38,6 @@ class BrowseViews:
         app.router.add_get("/rollouts/{rollout_id}", self.rollout)
         app.router.add_get("/ledger", self.ledger)
         app.router.add_get("/audit", self.audit)
-        app.router.add_get("/api/v1/workers/{worker_id}/statement", self.statement)
 
     async def _viewer(self, request: web.Request) -> Caller:
         """Raises HTTPSeeOther to the log-in page for strangers."""
@@ -90,18 +72,22 @@ class BrowseViews:
 
     def _class(self, row: Any) -> str:
         standing = worker_store.standing_of(row)
-        return classify(standing, watched=row.watched, probation_rollouts=self._probation).value
+        probation = self._settings.scheduling.probation_rollouts
+        return classify(standing, watched=row.watched, probation_rollouts=probation).value
 
     async def worker(self, request: web.Request) -> web.Response:
         caller = await self._viewer(request)
-        worker_id = _clean(request.match_info["worker_id"])
+        worker_id = clean(request.match_info["worker_id"])
         async with self._db.read() as connection:
             row = await browse.worker(connection, worker_id)
             if row is None:
                 raise web.HTTPNotFound(text="no such worker")
             values: dict[str, Any] = {
                 "evidence": await browse.worker_evidence(connection, worker_id),
-                "strikes": [(each, _measured(each)) for each in await browse.strikes(connection, worker_id)],
+                "strikes": [
+                    (each, measured_of(each.metrics, each.admitted))
+                    for each in await browse.strikes(connection, worker_id)
+                ],
                 "rollouts": await browse.rollouts(connection, worker_id=worker_id),
                 "now": await database.now(connection),
             }
@@ -119,18 +105,12 @@ class BrowseViews:
     async def rollout(self, request: web.Request) -> web.Response:
         caller = await self._viewer(request)
         async with self._db.read() as connection:
-            row = await browse.rollout(connection, _clean(request.match_info["rollout_id"]))
+            row = await browse.rollout(connection, clean(request.match_info["rollout_id"]))
         if row is None:
             raise web.HTTPNotFound(text="no such rollout")
-        return self._pages.render("rollout.html", caller, row=row, tokens=self._coloured(row), measured=_measured(row))
-
-    def _coloured(self, row: Any) -> list[ColouredToken]:
-        if row.payload is None:
-            return []
-        rollout = rollout_from_payload(unpack_payload(row.payload))
-        old = floats_from_bytes(row.old_logprobs) if row.old_logprobs else ()
-        spans = [(span.end, span.version) for span in rollout.spans]
-        return colour(rollout.token_ids, rollout.logprobs, old, spans, self._decode)
+        tokens = of_stored(row.payload, row.old_logprobs, self._settings.decode)
+        measured = measured_of(row.metrics, row.admitted)
+        return self._pages.render("rollout.html", caller, row=row, tokens=tokens, measured=measured)
 
     async def ledger(self, request: web.Request) -> web.Response:
         caller = await self._viewer(request)
@@ -152,39 +132,9 @@ class BrowseViews:
         more = rows[-1].event_id if len(rows) == browse.PAGE else None
         return self._pages.render("audit.html", caller, rows=rows, names=names, now=now, action=action, more=more)
 
-    async def statement(self, request: web.Request) -> web.Response:
-        """The worker's statement of account, signed by the coordinator's key, and the lines that it binds."""
-        run = await run_store.load(self._db)
-        assert run is not None
-        async with self._db.read() as connection:
-            made = await statements.make(connection, run.run_id, _clean(request.match_info["worker_id"]))
-        if made is None:
-            return web.json_response({"error": "no such worker"}, status=404)
-        statement, entries = made
-        lines = [[entry.kind.value, entry.amount, entry.rollout_id, entry.note] for entry in entries]
-        return web.json_response({"statement": envelope_json(self._sign(statement)), "entries": lines})
-
-
-def _measured(row: Any) -> list[tuple[str, float, float, bool, bool]]:
-    """(name, measured, admitted, whether that is a least one, whether it holds) for every number that has a bound."""
-    metrics: Mapping[str, float] = row.metrics or {}
-    found = []
-    for name, bound in sorted((row.admitted or {}).items()):
-        if name in metrics:
-            least = name in AT_LEAST
-            found.append(
-                (name, metrics[name], bound, least, metrics[name] >= bound if least else metrics[name] <= bound)
-            )
-    return found
-
-
-def _clean(text: str) -> str:
-    """What a database takes: printable, and not without end."""
-    return "".join(character for character in text if character.isprintable())[:_TEXT_MAX]
-
 
 def _text(query: Mapping[str, str], name: str) -> str:
-    return _clean(query.get(name, ""))
+    return clean(query.get(name, ""))
 
 
 def _number(query: Mapping[str, str], name: str) -> int | None:

@@ -6,6 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from coordinator.store.rollouts import unpack_payload
+from protocol.wire import floats_from_bytes, rollout_from_payload
+
 _STEPS = (0.02, 0.1, 0.3, 1.0)  # nats; a bf16 engine beside a bf16 prefill stays below the second
 
 
@@ -46,3 +49,12 @@ def colour(
             ColouredToken(decode([token_id]) or "␃", token_id, gap, level_of(gap), spans[span][1] if spans else 0)
         )
     return found
+
+
+def of_stored(payload: bytes | None, old: bytes | None, decode: Callable[[Sequence[int]], str]) -> list[ColouredToken]:
+    """The tokens of a stored rollout; none where its payload is kept no longer."""
+    if payload is None:
+        return []
+    rollout = rollout_from_payload(unpack_payload(payload))
+    spans = [(span.end, span.version) for span in rollout.spans]
+    return colour(rollout.token_ids, rollout.logprobs, floats_from_bytes(old) if old else (), spans, decode)

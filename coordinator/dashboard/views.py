@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from aiohttp import web
 
 from coordinator.dashboard.access import Access
 from coordinator.dashboard.admin import AdminViews
+from coordinator.dashboard.api import openapi
+from coordinator.dashboard.api.acts import Acts
+from coordinator.dashboard.api.endpoint import PREFIX, Asked, Doorway, Endpoint, failure
+from coordinator.dashboard.api.reads import Reads
 from coordinator.dashboard.browse import BrowseViews
 from coordinator.dashboard.chart import line_chart
 from coordinator.dashboard.pages import Pages
-from coordinator.leasing import Scheduling
+from coordinator.dashboard.settings import Settings
 from coordinator.limits import Door, DoorLimits, address_group
 from coordinator.metrics import Metrics
 from coordinator.store import summary, versions
 from coordinator.store.database import Database
 from protocol.errors import Busy
-from protocol.signing import SignedEnvelope
-from protocol.statement import Statement
 from protocol.terms import WELL_KNOWN_PATH, RunTerms
 from protocol.trust import CA_PATH
 
@@ -34,6 +36,9 @@ log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _CHANGES_EVERY_S = 2.0
 _CHANGES_LOOKS = 300
+_API_VERSION = "1"
+_LEADERS = 10
+_OUR_FAULT = "the coordinator failed; it is not your fault, try again"
 # In the order one watches them: what says first that something goes wrong comes first.
 _CHARTS = (
     ("reward_mean", "Reward", 0.0, 1.0),
@@ -41,16 +46,6 @@ _CHARTS = (
     ("cut_fraction", "Masked by the trust region", 0.0, None),
     ("staleness_mean", "Staleness (versions)", 0.0, None),
 )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Settings:
-    """What pages show of the run file, where no knob was turned; how tokens are read, and statements signed."""
-
-    scheduling: Scheduling
-    audit_fraction: float
-    decode: Callable[[Sequence[int]], str]
-    sign: Callable[[Statement], SignedEnvelope]
 
 
 class Views:
@@ -75,28 +70,21 @@ class Views:
         self._pages = Pages()
         self._metrics = metrics
         self._make_terms = make_terms
+        described = Endpoint("GET", f"{PREFIX}/openapi.json", "This description", dict[str, Any], self._describe)
+        reads = Reads(db, settings, self._summary, self.changes)
+        self._endpoints = [*reads.endpoints(), described, *Acts(db).endpoints()]
+        self._description = openapi.describe(self._endpoints, version=_API_VERSION)
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=1 << 16, middlewares=[self._guard])
-        AdminViews(
-            self._db, self._access, self._pages, self._settings.scheduling, self._settings.audit_fraction
-        ).add_routes(app)
-        settings = self._settings
-        BrowseViews(
-            self._db,
-            self._access,
-            self._pages,
-            probation_rollouts=settings.scheduling.probation_rollouts,
-            decode=settings.decode,
-            sign=settings.sign,
-        ).add_routes(app)
+        AdminViews(self._db, self._access, self._pages, self._settings).add_routes(app)
+        BrowseViews(self._db, self._access, self._pages, self._settings).add_routes(app)
+        Doorway(self._access).add_routes(app, self._endpoints)
+        app.router.add_get("/api", self.api_page)
         app.router.add_get("/", self.status_page)
-        app.router.add_get("/api/v1/changes", self.changes)
         app.router.add_get(WELL_KNOWN_PATH, self.terms)
         if self._ca_pem is not None:
             app.router.add_get(CA_PATH, self.authority)
-        app.router.add_get("/api/v1/status", self.status)
-        app.router.add_get("/api/v1/versions/required", self.required_versions)
         app.router.add_get("/metrics", self.prometheus)
         app.router.add_get("/healthz", self.healthz)
         app.router.add_static("/static", Path(__file__).parent / "static")
@@ -110,18 +98,20 @@ class Views:
             with self._door.address(address_group(request.remote or "unknown"), registers=registers):
                 return await handler(request)
         except Busy as busy:
-            after = {"Retry-After": str(int(busy.retry_after_s) + 1)}
-            return web.Response(status=429, text=f"{busy}\n", headers=after)
-        except web.HTTPException:
-            raise
+            return _refuse(request, 429, str(busy), {"Retry-After": str(int(busy.retry_after_s) + 1)})
+        except web.HTTPException as refused:
+            if refused.status < 400:
+                raise
+            kept = {name: refused.headers[name] for name in ("Allow", "WWW-Authenticate") if name in refused.headers}
+            return _refuse(request, refused.status, refused.text or refused.reason, kept)
         except Exception:
             log.exception("a request failed by our own fault", extra={"action": "internal_error"})
-            return web.Response(status=500, text="the coordinator failed; it is not your fault, try again\n")
+            return _refuse(request, 500, _OUR_FAULT, {})
 
-    async def changes(self, request: web.Request) -> web.StreamResponse:
+    async def changes(self, asked: Asked) -> web.StreamResponse:
         """Server-sent events: one whenever the run has changed, looked at every two seconds; ends after ten minutes."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
-        await response.prepare(request)
+        await response.prepare(asked.request)
         last: tuple[object, ...] = ()
         with contextlib.suppress(ConnectionError):
             for _ in range(_CHANGES_LOOKS):
@@ -145,13 +135,13 @@ class Views:
         """The run's own authority, for those who have its digest from the URL they join by."""
         return web.Response(body=self._ca_pem, content_type="application/x-pem-file")
 
-    async def status(self, request: web.Request) -> web.Response:
-        return web.json_response(dataclasses.asdict(await self._summary()))
+    async def _describe(self, asked: Asked) -> dict[str, Any]:
+        return self._description
 
-    async def required_versions(self, request: web.Request) -> web.Response:
-        """What an origin must keep."""
-        async with self._db.read() as connection:
-            return web.json_response({"versions": await versions.required(connection)})
+    async def api_page(self, request: web.Request) -> web.Response:
+        caller = await self._access.caller(request)
+        origin = f"{request.scheme}://{request.host}"
+        return self._pages.render("api.html", caller, described=self._description, origin=origin)
 
     async def prometheus(self, request: web.Request) -> web.Response:
         return web.Response(body=self._metrics.render(await self._summary()), content_type="text/plain")
@@ -179,4 +169,12 @@ class Views:
                 }
             )
         caller = await self._access.caller(request)
-        return self._pages.render("status.html", caller, view=view, terms=terms, charts=charts)
+        leaders = [worker for worker in view.workers if not worker.banned][:_LEADERS]
+        return self._pages.render("status.html", caller, view=view, terms=terms, charts=charts, leaders=leaders)
+
+
+def _refuse(request: web.Request, status: int, text: str, headers: dict[str, str]) -> web.Response:
+    """In JSON from the API, in words elsewhere."""
+    if request.path.startswith("/api/"):
+        return failure(status, text, headers)
+    return web.Response(status=status, text=f"{text}\n", headers=headers)

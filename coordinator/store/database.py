@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Float, event, func, literal_column, select
 from sqlalchemy.engine import make_url
@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from protocol.errors import UserError
 
+V = TypeVar("V")
 _BUSY_TIMEOUT_S = 30.0
 _WAL_PATIENCE_S = 10.0
 _WAL_RETRY_S = 0.02
@@ -49,17 +50,20 @@ class Database:
         return cls(engine)
 
     @asynccontextmanager
-    async def write(self) -> AsyncIterator[AsyncConnection]:
+    async def write(self, *, alone: bool = True) -> AsyncIterator[AsyncConnection]:
         """One read-write transaction: committed at the end of the block, rolled back if it raises.
 
         Writers take turns, on both databases: what one reads is still so when it writes. Capacity, the last sample of a
         group, and standings folded onto the stored one depend on that. (A transaction takes milliseconds.)
+        `alone=False` is for those that only touch rows which they have locked (`FOR UPDATE`): on PostgreSQL they run beside
+        one another, never beside one that is alone.
         """
         async with self.engine.connect() as connection:
             connection = await connection.execution_options(**_WRITE)
             async with connection.begin():
                 if not self.is_sqlite:
-                    await connection.execute(select(func.pg_advisory_xact_lock(_WRITERS_LOCK)))
+                    lock = func.pg_advisory_xact_lock if alone else func.pg_advisory_xact_lock_shared
+                    await connection.execute(select(lock(_WRITERS_LOCK)))
                 yield connection
 
     @asynccontextmanager
@@ -86,6 +90,15 @@ class Database:
 
     async def close(self) -> None:
         await self.engine.dispose()
+
+
+def padded(values: Sequence[V]) -> Sequence[V]:
+    """The values for an IN, the last repeated until there are 2^n of them: a database that plans a statement for each
+    number of parameters plans few."""
+    length = 1
+    while length < len(values):
+        length *= 2
+    return [*values, *[values[-1]] * (length - len(values))] if values else values
 
 
 async def now(connection: AsyncConnection) -> float:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Row, func, select, update
+from sqlalchemy import Row, bindparam, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.store import tables as t
+from coordinator.store.database import padded
 from coordinator.verification.comparison import Member
 from coordinator.verification.pooled import NEAR_TIES, NEAR_TIES_LOST
 from coordinator.verification.pooling import STAKES, Evidence
@@ -25,16 +27,84 @@ class Kept:
     alarmed_at: float | None = None
 
 
-async def of_worker(connection: AsyncConnection, worker_id: str) -> dict[str, Kept]:
-    """By test; tests that have seen nothing are not there."""
-    rows = await connection.execute(select(t.evidence).where(t.evidence.c.worker_id == worker_id))
-    return {row.test: Kept(_evidence(row), row.alarmed_at) for row in rows}
+class Book:
+    """Evidence of some workers within one transaction: read once, changed in memory, written once."""
+
+    def __init__(self, connection: AsyncConnection, at: float) -> None:
+        self.connection = connection
+        self.at = at
+        self._kept: dict[str, dict[str, Kept]] = {}
+        self._watched: dict[str, bool] = {}
+        self._stored: set[tuple[str, str]] = set()
+        self._changed: set[tuple[str, str]] = set()
+
+    async def read(self, worker_ids: Iterable[str]) -> None:
+        """Make these workers known."""
+        new = sorted(set(worker_ids) - set(self._kept))
+        if not new:
+            return
+        self._kept |= {worker_id: {} for worker_id in new}
+        rows = await self.connection.execute(select(t.evidence).where(t.evidence.c.worker_id.in_(padded(new))))
+        for row in rows:
+            self._kept[row.worker_id][row.test] = Kept(_evidence(row), row.alarmed_at)
+            self._stored.add((row.worker_id, row.test))
+        mine = t.workers.c.worker_id.in_(padded(new))
+        watched = await self.connection.execute(select(t.workers.c.worker_id, t.workers.c.watched).where(mine))
+        self._watched |= {row.worker_id: bool(row.watched) for row in watched}
+
+    def of_worker(self, worker_id: str) -> Mapping[str, Kept]:
+        """By test; tests that have seen nothing are not there."""
+        return self._kept[worker_id]
+
+    def is_watched(self, worker_id: str) -> bool:
+        return self._watched.get(worker_id, False)
+
+    def keep(self, worker_id: str, kept: Kept) -> None:
+        self._kept[worker_id][kept.evidence.test] = kept
+        self._changed.add((worker_id, kept.evidence.test))
+
+    async def set_watched(self, worker_id: str, watched: bool) -> None:
+        self._watched[worker_id] = watched
+        await set_watched(self.connection, worker_id, watched)
+
+    async def write(self) -> None:
+        """Store what was changed."""
+        for known, statement in ((True, _UPDATE), (False, t.evidence.insert())):
+            worker, name = ("of_worker", "of_test") if known else ("worker_id", "test")
+            rows = [
+                {worker: worker_id, name: test} | _values(self._kept[worker_id][test], self.at)
+                for worker_id, test in sorted(self._changed)
+                if ((worker_id, test) in self._stored) is known
+            ]
+            if rows:
+                await self.connection.execute(statement, rows)
+        self._stored |= self._changed
+        self._changed.clear()
 
 
 def _evidence(row: Row) -> Evidence:
     # Other stakes than those kept (of an older version of this program) begin again.
     bets = tuple(map(float, row.bets))
     return Evidence(row.test, bets if len(bets) == len(STAKES) else Evidence(row.test).bets, row.rollouts, row.tokens)
+
+
+def _values(kept: Kept, at: float) -> dict[str, Any]:
+    evidence = kept.evidence
+    return {
+        "bets": list(evidence.bets),
+        "log_e": evidence.log_e,
+        "rollouts": evidence.observations,
+        "tokens": evidence.tokens,
+        "updated_at": at,
+        "alarmed_at": kept.alarmed_at,
+    }
+
+
+_UPDATE = (
+    update(t.evidence)
+    .where(t.evidence.c.worker_id == bindparam("of_worker"), t.evidence.c.test == bindparam("of_test"))
+    .values({name: bindparam(name) for name in ("bets", "log_e", "rollouts", "tokens", "updated_at", "alarmed_at")})
+)
 
 
 async def others(connection: AsyncConnection, test: str, worker_id: str, since: float) -> list[float]:
@@ -52,47 +122,30 @@ async def others(connection: AsyncConnection, test: str, worker_id: str, since: 
     return [float(row.log_e) for row in rows]
 
 
-async def save(connection: AsyncConnection, worker_id: str, kept: Kept, at: float) -> None:
-    evidence = kept.evidence
-    values = {
-        "bets": list(evidence.bets),
-        "log_e": evidence.log_e,
-        "rollouts": evidence.observations,
-        "tokens": evidence.tokens,
-        "updated_at": at,
-        "alarmed_at": kept.alarmed_at,
-    }
-    mine = (t.evidence.c.worker_id == worker_id) & (t.evidence.c.test == evidence.test)
-    changed = await connection.execute(update(t.evidence).where(mine).values(**values))
-    if changed.rowcount == 0:
-        await connection.execute(t.evidence.insert().values(worker_id=worker_id, test=evidence.test, **values))
-
-
 async def reset(connection: AsyncConnection, worker_id: str) -> None:
     """Forget all that the tests hold against a worker."""
     await connection.execute(t.evidence.delete().where(t.evidence.c.worker_id == worker_id))
     await set_watched(connection, worker_id, False)
 
 
-async def is_watched(connection: AsyncConnection, worker_id: str) -> bool:
-    found = await connection.execute(select(t.workers.c.watched).where(t.workers.c.worker_id == worker_id))
-    return bool(found.scalar())
-
-
 async def set_watched(connection: AsyncConnection, worker_id: str, watched: bool) -> None:
     await connection.execute(update(t.workers).where(t.workers.c.worker_id == worker_id).values(watched=watched))
 
 
-async def begin_comparison(connection: AsyncConnection, group_id: str) -> bool:
-    """Mark a group as compared; False if it was before: a group that was opened again counts once."""
-    first = (t.groups.c.group_id == group_id) & t.groups.c.compared.is_(False)
-    return (await connection.execute(update(t.groups).where(first).values(compared=True))).rowcount == 1
+async def begin_comparison(connection: AsyncConnection, of: Sequence[Row]) -> list[Row]:
+    """Mark these groups as compared; those that were not before: a group that was opened again counts once."""
+    first = [group for group in of if not group.compared]
+    if first:
+        mine = t.groups.c.group_id.in_(padded([group.group_id for group in first]))
+        await connection.execute(update(t.groups).where(mine).values(compared=True))
+    return first
 
 
-async def members(connection: AsyncConnection, group_id: str) -> list[Member]:
-    """The group's accepted rollouts."""
+async def members(connection: AsyncConnection, group_ids: Sequence[str]) -> dict[str, list[Member]]:
+    """The accepted rollouts of each group."""
     rows = await connection.execute(
         select(
+            t.rollouts.c.group_id,
             t.rollouts.c.sample_id,
             t.rollouts.c.worker_id,
             t.rollouts.c.tokens,
@@ -100,10 +153,11 @@ async def members(connection: AsyncConnection, group_id: str) -> list[Member]:
             t.verdicts.c.metrics,
         )
         .join(t.verdicts, t.verdicts.c.rollout_id == t.rollouts.c.rollout_id)
-        .where(t.rollouts.c.group_id == group_id, t.rollouts.c.state == "accepted")
+        .where(t.rollouts.c.group_id.in_(padded(group_ids)), t.rollouts.c.state == "accepted")
     )
-    return [
-        Member(
+    found: dict[str, list[Member]] = {group_id: [] for group_id in group_ids}
+    for row in rows:
+        member = Member(
             row.sample_id,
             row.worker_id,
             row.tokens,
@@ -111,29 +165,38 @@ async def members(connection: AsyncConnection, group_id: str) -> list[Member]:
             row.metrics.get(NEAR_TIES),
             row.metrics.get(NEAR_TIES_LOST, 0.0),
         )
-        for row in rows
-    ]
+        found[row.group_id].append(member)
+    return found
 
 
-async def given_up(connection: AsyncConnection, group_id: str) -> Sequence[tuple[str, str]]:
-    """(worker, sample) of the group's leases that their holders let expire or returned."""
+async def given_up(connection: AsyncConnection, group_ids: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
+    """(worker, sample) of each group's leases that their holders let expire or returned."""
     ended = (LeaseState.EXPIRED.value, LeaseState.RETURNED.value)
-    rows = await connection.execute(
-        select(t.leases.c.worker_id, t.leases.c.sample_id)
-        .join(t.samples, t.samples.c.sample_id == t.leases.c.sample_id)
-        .where(t.samples.c.group_id == group_id, t.leases.c.state.in_(ended))
+    found: dict[str, list[tuple[str, str]]] = {group_id: [] for group_id in group_ids}
+    again = select(t.samples.c.sample_id, t.samples.c.group_id).where(
+        t.samples.c.group_id.in_(padded(group_ids)), t.samples.c.attempts > 1
     )
-    return [(row.worker_id, row.sample_id) for row in rows]
+    of_sample = {row.sample_id: row.group_id for row in await connection.execute(again)}
+    if not of_sample:
+        return found
+    rows = await connection.execute(
+        select(t.leases.c.worker_id, t.leases.c.sample_id).where(
+            t.leases.c.sample_id.in_(padded(sorted(of_sample))), t.leases.c.state.in_(ended)
+        )
+    )
+    for row in rows:
+        found[of_sample[row.sample_id]].append((row.worker_id, row.sample_id))
+    return found
 
 
-async def usual_reward(connection: AsyncConnection, group: Row) -> float | None:
-    """The mean reward of the environment's groups shortly before this one."""
-    recent = (t.groups.c.ordinal < group.ordinal) & (t.groups.c.ordinal >= group.ordinal - _USUAL_OF_GROUPS)
+async def usual_reward(connection: AsyncConnection, environment: str, before: int) -> float | None:
+    """The mean reward of the environment's groups shortly before this ordinal."""
+    recent = (t.groups.c.ordinal < before) & (t.groups.c.ordinal >= before - _USUAL_OF_GROUPS)
     mean = await connection.execute(
         select(func.avg(t.verdicts.c.reward))
         .join(t.rollouts, t.rollouts.c.rollout_id == t.verdicts.c.rollout_id)
         .join(t.groups, t.groups.c.group_id == t.rollouts.c.group_id)
-        .where(recent, t.groups.c.environment == group.environment, t.verdicts.c.outcome == "accepted")
+        .where(recent, t.groups.c.environment == environment, t.verdicts.c.outcome == "accepted")
     )
     value = mean.scalar()
     return None if value is None else float(value)

@@ -10,6 +10,7 @@ import numpy as np
 from sqlalchemy import Row, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from coordinator.store.database import padded
 from coordinator.store.tables import groups, leases, rollouts, samples
 
 
@@ -38,6 +39,7 @@ class LeasableSample:
     seed: int
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
+    attempts: int = 0
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
@@ -48,38 +50,46 @@ def unpack_tokens(packed: bytes) -> tuple[int, ...]:
     return tuple(np.frombuffer(packed, dtype="<u4").tolist())
 
 
-async def insert(connection: AsyncConnection, group: NewGroup, at: float) -> None:
-    """Store a group and its samples."""
-    await connection.execute(
-        groups.insert().values(
-            group_id=group.group_id,
-            ordinal=group.ordinal,
-            environment=group.environment,
-            task_index=group.task_index,
-            prompt=group.prompt,
-            prompt_token_ids=pack_tokens(group.prompt_token_ids),
-            reference=group.reference,
-            max_tokens=group.max_tokens,
-            n_samples=len(group.seeds),
-            state="open",
-            created_at=at,
-            deadline=group.deadline,
-        )
-    )
-    await connection.execute(
-        samples.insert(),
-        [
-            {
-                "sample_id": f"{group.group_id}-{i}",
-                "group_id": group.group_id,
-                "ordinal": group.ordinal * 4096 + i,
-                "seed": seed,
-                "state": "waiting",
-                "attempts": 0,
-            }
-            for i, seed in enumerate(group.seeds)
-        ],
-    )
+async def insert(connection: AsyncConnection, new: Sequence[NewGroup], at: float) -> list[LeasableSample]:
+    """Store groups and their samples; the latter, which wait to be leased."""
+    if not new:
+        return []
+    await connection.execute(groups.insert(), [_values(group, at) for group in new])
+    rows = [
+        {
+            "sample_id": f"{group.group_id}-{i}",
+            "group_id": group.group_id,
+            "ordinal": group.ordinal * 4096 + i,
+            "seed": seed,
+            "state": "waiting",
+            "attempts": 0,
+        }
+        for group in new
+        for i, seed in enumerate(group.seeds)
+    ]
+    await connection.execute(samples.insert(), rows)
+    return [
+        LeasableSample(f"{group.group_id}-{i}", group.group_id, seed, group.prompt_token_ids, group.max_tokens)
+        for group in new
+        for i, seed in enumerate(group.seeds)
+    ]
+
+
+def _values(group: NewGroup, at: float) -> dict[str, Any]:
+    return {
+        "group_id": group.group_id,
+        "ordinal": group.ordinal,
+        "environment": group.environment,
+        "task_index": group.task_index,
+        "prompt": group.prompt,
+        "prompt_token_ids": pack_tokens(group.prompt_token_ids),
+        "reference": group.reference,
+        "max_tokens": group.max_tokens,
+        "n_samples": len(group.seeds),
+        "state": "open",
+        "created_at": at,
+        "deadline": group.deadline,
+    }
 
 
 async def insert_skipped(
@@ -108,14 +118,32 @@ async def get(connection: AsyncConnection, group_id: str) -> Row | None:
     return (await connection.execute(select(groups).where(groups.c.group_id == group_id))).first()
 
 
+async def get_all(connection: AsyncConnection, group_ids: Sequence[str]) -> list[Row]:
+    """Those of these that there are, in the order of dispatch."""
+    mine = groups.c.group_id.in_(padded(group_ids))
+    return list(await connection.execute(select(groups).where(mine).order_by(groups.c.ordinal)))
+
+
+async def incomplete(connection: AsyncConnection, group_ids: Sequence[str]) -> set[str]:
+    """Those of these groups of which a sample is not accepted."""
+    rows = await connection.execute(
+        select(samples.c.group_id)
+        .where(samples.c.group_id.in_(padded(group_ids)), samples.c.state != "accepted")
+        .distinct()
+    )
+    return {row.group_id for row in rows}
+
+
 async def next_ordinal(connection: AsyncConnection) -> int:
     newest = (await connection.execute(select(func.max(groups.c.ordinal)))).scalar()
     return 0 if newest is None else newest + 1
 
 
-async def count_by_environment(connection: AsyncConnection) -> dict[str, int]:
-    """Groups made so far per environment: where each environment's order of tasks stands."""
-    rows = await connection.execute(select(groups.c.environment, func.count().label("n")).group_by("environment"))
+async def count_by_environment(connection: AsyncConnection, since: int = 0) -> dict[str, int]:
+    """Groups made from the ordinal `since` on, per environment: where each environment's order of tasks stands."""
+    rows = await connection.execute(
+        select(groups.c.environment, func.count().label("n")).where(groups.c.ordinal >= since).group_by("environment")
+    )
     return {row.environment: row.n for row in rows}
 
 
@@ -134,27 +162,53 @@ async def used_by_worker(connection: AsyncConnection, worker_id: str) -> dict[st
     return {row.group_id: row.n for row in rows}
 
 
-async def waiting(connection: AsyncConnection, limit: int, *, but: Sequence[str] = ()) -> list[LeasableSample]:
-    """Samples that wait for a lease, oldest group first; none of the groups `but`."""
+async def waiting(connection: AsyncConnection, limit: int, *, after: int = 0) -> list[LeasableSample]:
+    """Samples that wait for a lease, the oldest group's first, without the first `after` of them."""
     rows = await connection.execute(
-        select(samples.c.sample_id, samples.c.seed, groups.c.group_id, groups.c.prompt_token_ids, groups.c.max_tokens)
+        select(
+            samples.c.sample_id,
+            samples.c.seed,
+            samples.c.attempts,
+            groups.c.group_id,
+            groups.c.prompt_token_ids,
+            groups.c.max_tokens,
+        )
         .join(groups, groups.c.group_id == samples.c.group_id)
-        .where(samples.c.state == "waiting", groups.c.state == "open", groups.c.group_id.not_in(but))
+        .where(samples.c.state == "waiting", groups.c.state == "open")
         .order_by(samples.c.ordinal)
         .limit(limit)
+        .offset(after)
     )
     return [
-        LeasableSample(row.sample_id, row.group_id, row.seed, unpack_tokens(row.prompt_token_ids), row.max_tokens)
+        LeasableSample(
+            row.sample_id,
+            row.group_id,
+            row.seed,
+            unpack_tokens(row.prompt_token_ids),
+            row.max_tokens,
+            row.attempts,
+        )
         for row in rows
     ]
 
 
 async def set_sample(connection: AsyncConnection, sample_id: str, state: str) -> None:
-    await connection.execute(update(samples).where(samples.c.sample_id == sample_id).values(state=state))
+    await set_samples(connection, [sample_id], state)
+
+
+async def set_samples(connection: AsyncConnection, sample_ids: Sequence[str], state: str) -> None:
+    if sample_ids:
+        mine = samples.c.sample_id.in_(padded(sample_ids))
+        await connection.execute(update(samples).where(mine).values(state=state))
 
 
 async def set_state(connection: AsyncConnection, group_id: str, state: str) -> None:
-    await connection.execute(update(groups).where(groups.c.group_id == group_id).values(state=state))
+    await set_states(connection, [group_id], state)
+
+
+async def set_states(connection: AsyncConnection, group_ids: Sequence[str], state: str) -> None:
+    if group_ids:
+        await connection.execute(update(groups).where(groups.c.group_id.in_(padded(group_ids))).values(state=state))
 
 
 async def assign(connection: AsyncConnection, group_id: str, batch: int) -> None:

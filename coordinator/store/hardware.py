@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.store import tables as t
+from coordinator.store.database import padded
 from protocol.lease import LeaseState
 
 _USED = (LeaseState.LIVE.value, LeaseState.COMPLETED.value)
@@ -32,6 +33,12 @@ async def decision(connection: AsyncConnection, name: str) -> str | None:
     """What the operator decided about a class."""
     found = await connection.execute(select(t.hardware.c.decision).where(t.hardware.c.name == name))
     return found.scalar_one_or_none()
+
+
+async def decisions(connection: AsyncConnection, names: Collection[str]) -> dict[str, str | None]:
+    """What the operator decided about these classes; those that were never in shadow are not there."""
+    mine = t.hardware.c.name.in_(padded(list(names)))
+    return {row.name: row.decision for row in await connection.execute(select(t.hardware).where(mine))}
 
 
 async def is_known(connection: AsyncConnection, name: str) -> bool:
@@ -68,10 +75,17 @@ async def shadow_class(connection: AsyncConnection, lease_id: str) -> str | None
     return (await connection.execute(select(t.leases.c.hardware).where(mine))).scalar_one_or_none()
 
 
-async def count_verdict(connection: AsyncConnection, name: str, *, accepted: bool) -> int:
-    """One more verdict on a rollout in shadow; how many of that kind the class has now."""
+async def shadow_classes(connection: AsyncConnection, lease_ids: Sequence[str]) -> dict[str, str]:
+    """The class of each of these leases that was granted in shadow."""
+    mine = t.leases.c.shadow.is_(True) & t.leases.c.lease_id.in_(padded(lease_ids))
+    rows = await connection.execute(select(t.leases.c.lease_id, t.leases.c.hardware).where(mine))
+    return {row.lease_id: row.hardware for row in rows}
+
+
+async def count_verdict(connection: AsyncConnection, name: str, *, accepted: bool, count: int = 1) -> int:
+    """So many more verdicts on rollouts in shadow; how many of that kind the class has now."""
     column = t.hardware.c.accepted if accepted else t.hardware.c.rejected
-    await connection.execute(update(t.hardware).where(t.hardware.c.name == name).values({column: column + 1}))
+    await connection.execute(update(t.hardware).where(t.hardware.c.name == name).values({column: column + count}))
     return int((await connection.execute(select(column).where(t.hardware.c.name == name))).scalar_one_or_none() or 0)
 
 

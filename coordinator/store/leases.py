@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Row, func, select, update
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Row, bindparam, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from coordinator.store.tables import leases, samples, workers
+from coordinator.store.database import padded
+from coordinator.store.tables import groups, leases, samples, workers
 from protocol.declaration import UNDECLARED
 from protocol.lease import Commitment, Lease, LeaseState
 
@@ -37,53 +42,127 @@ async def get(connection: AsyncConnection, lease_id: str) -> Lease | None:
     return None if row is None else _lease(row)
 
 
-async def insert(
-    connection: AsyncConnection, lease: Lease, at: float, *, hardware: str = UNDECLARED, shadow: bool = False
-) -> None:
-    """Store a new live lease and mark its sample leased. `hardware`: the worker's class, which is in shadow or not.
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A lease with what a submission under it must be measured by: its group's id and greatest length."""
 
-    Raises sqlalchemy's IntegrityError if the sample has a live lease already.
-    """
-    await connection.execute(
-        leases.insert().values(
-            lease_id=lease.lease_id,
-            sample_id=lease.sample_id,
-            worker_id=lease.worker_id,
-            min_version=lease.min_version,
-            acquired_at=at,
-            deadline=lease.deadline,
-            state=lease.state.value,
-            committed_length=0,
-            committed_digest=b"",
-            committed_version=0,
-            committed_signature=b"",
-            earlier_commitments=[],
-            hardware=hardware,
-            shadow=shadow,
-        )
+    lease: Lease
+    group_id: str
+    max_tokens: int
+
+
+async def held(connection: AsyncConnection, lease_ids: Iterable[str]) -> dict[str, Held]:
+    """The leases of these ids that there are, locked until the transaction ends; the ids may come from anybody."""
+    ids = sorted({lease_id for lease_id in lease_ids if "\0" not in lease_id})
+    rows = await connection.execute(
+        select(leases, samples.c.group_id, groups.c.max_tokens)
+        .join(samples, samples.c.sample_id == leases.c.sample_id)
+        .join(groups, groups.c.group_id == samples.c.group_id)
+        .where(leases.c.lease_id.in_(padded(ids)))
+        .order_by(leases.c.lease_id)
+        .with_for_update(of=leases)
     )
+    return {row.lease_id: Held(_lease(row), row.group_id, row.max_tokens) for row in rows}
+
+
+async def complete(connection: AsyncConnection, ended: Sequence[Lease]) -> None:
+    """Store that these leases, which must be completed, were answered; their samples are submitted."""
+    assert all(lease.state is LeaseState.COMPLETED for lease in ended)
+    if not ended:
+        return
+    mine = leases.c.lease_id.in_(padded([lease.lease_id for lease in ended]))
+    await connection.execute(update(leases).where(mine).values(state=LeaseState.COMPLETED.value))
+    their = samples.c.sample_id.in_(padded([lease.sample_id for lease in ended]))
+    await connection.execute(update(samples).where(their).values(state="submitted"))
+
+
+@dataclass(frozen=True, slots=True)
+class NewLease:
+    """A lease to be stored. `hardware`: its worker's class, which is in shadow or not."""
+
+    lease: Lease
+    hardware: str = UNDECLARED
+    shadow: bool = False
+
+
+async def insert(connection: AsyncConnection, new: Sequence[NewLease], at: float) -> None:
+    """Store new live leases and mark their samples leased.
+
+    Raises sqlalchemy's IntegrityError if a sample has a live lease already.
+    """
+    if not new:
+        return
+    await connection.execute(leases.insert(), [_values(each, at) for each in new])
     await connection.execute(
         update(samples)
-        .where(samples.c.sample_id == lease.sample_id)
+        .where(samples.c.sample_id.in_(padded([each.lease.sample_id for each in new])))
         .values(state="leased", attempts=samples.c.attempts + 1)
     )
 
 
+def _values(new: NewLease, at: float) -> dict[str, Any]:
+    lease = new.lease
+    return {
+        "lease_id": lease.lease_id,
+        "sample_id": lease.sample_id,
+        "worker_id": lease.worker_id,
+        "min_version": lease.min_version,
+        "acquired_at": at,
+        "deadline": lease.deadline,
+        "state": lease.state.value,
+        "committed_length": 0,
+        "committed_digest": b"",
+        "committed_version": 0,
+        "committed_signature": b"",
+        "earlier_commitments": [],
+        "hardware": new.hardware,
+        "shadow": new.shadow,
+    }
+
+
 async def save(connection: AsyncConnection, lease: Lease) -> None:
     """Store a lease's new deadline, state and commitment."""
-    await connection.execute(
-        update(leases)
-        .where(leases.c.lease_id == lease.lease_id)
-        .values(
-            deadline=lease.deadline,
-            state=lease.state.value,
-            committed_length=lease.commitment.length,
-            committed_digest=lease.commitment.digest,
-            committed_version=lease.commitment.version,
-            committed_signature=lease.commitment.signature,
-            earlier_commitments=[[each.length, each.digest.hex(), each.signature.hex()] for each in lease.earlier],
-        )
+    await connection.execute(_SAVE, [_changing(lease)])
+
+
+async def save_many(connection: AsyncConnection, changed: Sequence[Lease]) -> None:
+    """Store leases as they are now; the samples of those that ended without a rollout wait again, with the same seed."""
+    if not changed:
+        return
+    ordered = sorted(changed, key=lambda lease: lease.lease_id)
+    await connection.execute(_SAVE, [_changing(lease) for lease in ordered])
+    free = [each.sample_id for each in ordered if each.state not in (LeaseState.LIVE, LeaseState.COMPLETED)]
+    if free:
+        theirs = samples.c.sample_id.in_(padded(free)) & (samples.c.state == "leased")
+        await connection.execute(update(samples).where(theirs).values(state="waiting"))
+
+
+_SAVE = (
+    update(leases)
+    .where(leases.c.lease_id == bindparam("of_lease"))
+    .values(
+        deadline=bindparam("deadline"),
+        state=bindparam("state"),
+        committed_length=bindparam("committed_length"),
+        committed_digest=bindparam("committed_digest"),
+        committed_version=bindparam("committed_version"),
+        committed_signature=bindparam("committed_signature"),
+        earlier_commitments=bindparam("earlier_commitments"),
     )
+)
+
+
+def _changing(lease: Lease) -> dict[str, Any]:
+    return {
+        "of_lease": lease.lease_id,
+        "deadline": lease.deadline,
+        "state": lease.state.value,
+        "committed_length": lease.commitment.length,
+        "committed_digest": lease.commitment.digest,
+        "committed_version": lease.commitment.version,
+        "committed_signature": lease.commitment.signature,
+        "earlier_commitments": [[each.length, each.digest.hex(), each.signature.hex()] for each in lease.earlier],
+    }
 
 
 async def release(connection: AsyncConnection, lease: Lease) -> None:
@@ -124,32 +203,39 @@ async def count_live(connection: AsyncConnection) -> int:
     return int((await connection.execute(select(func.count()).where(leases.c.state == "live"))).scalar_one())
 
 
-async def count_live_of_worker(connection: AsyncConnection, worker_id: str) -> int:
-    statement = select(func.count()).where(leases.c.state == "live", leases.c.worker_id == worker_id)
-    return int((await connection.execute(statement)).scalar_one())
-
-
-async def count_live_of_newcomers(
-    connection: AsyncConnection, probation_rollouts: int, address: str | None = None
-) -> int:
-    """Live leases of all workers that are still on probation, or were granted in shadow, together; of those from one
-    address if it is given."""
+async def count_live_of_workers(connection: AsyncConnection, worker_ids: Sequence[str]) -> dict[str, int]:
+    """Live leases of each of these workers; who has none is not there."""
     statement = (
-        select(func.count())
+        select(leases.c.worker_id, func.count().label("n"))
+        .where(leases.c.state == "live", leases.c.worker_id.in_(padded(worker_ids)))
+        .group_by(leases.c.worker_id)
+    )
+    return {row.worker_id: row.n for row in await connection.execute(statement)}
+
+
+async def count_live_of_newcomers(connection: AsyncConnection, probation_rollouts: int) -> dict[str, int]:
+    """By address: live leases of workers that are still on probation, or were granted in shadow."""
+    statement = (
+        select(workers.c.address, func.count().label("n"))
         .select_from(leases.join(workers, workers.c.worker_id == leases.c.worker_id))
         .where(leases.c.state == "live", (workers.c.accepted < probation_rollouts) | leases.c.shadow.is_(True))
+        .group_by(workers.c.address)
     )
-    if address is not None:
-        statement = statement.where(workers.c.address == address)
-    return int((await connection.execute(statement)).scalar_one())
+    return {row.address: row.n for row in await connection.execute(statement)}
 
 
-async def waiting_held_before(connection: AsyncConnection, worker_id: str) -> set[str]:
-    """Waiting samples that this worker has held before: for it, all others come first."""
+async def held_before(
+    connection: AsyncConnection, worker_ids: Sequence[str], sample_ids: Sequence[str]
+) -> dict[str, set[str]]:
+    """By worker: those of these samples that it has held before. For it, all others come first."""
+    found: dict[str, set[str]] = {}
+    if not sample_ids:
+        return found
     rows = await connection.execute(
-        select(leases.c.sample_id)
-        .join(samples, samples.c.sample_id == leases.c.sample_id)
-        .where(leases.c.worker_id == worker_id, samples.c.state == "waiting")
-        .distinct()
+        select(leases.c.worker_id, leases.c.sample_id).where(
+            leases.c.worker_id.in_(padded(worker_ids)), leases.c.sample_id.in_(padded(sample_ids))
+        )
     )
-    return {row.sample_id for row in rows}
+    for row in rows:
+        found.setdefault(row.worker_id, set()).add(row.sample_id)
+    return found

@@ -36,21 +36,21 @@ async def step_s(connection: AsyncConnection, at: float) -> float | None:
     return max((times[0] - times[-1]) / (len(times) - 1), at - times[0])
 
 
-async def stragglers(connection: AsyncConnection, worker_id: str, at: float, older_than_s: float) -> list[OutLease]:
-    """Live leases of others, so old, in open groups of which nothing waits to be leased."""
+async def stragglers(connection: AsyncConnection, at: float, older_than_s: float) -> list[OutLease]:
+    """Live leases, so old, in open groups of which nothing waits to be leased."""
     count = select(
         t.samples.c.group_id,
         func.sum(case((t.samples.c.state == "leased", 1), else_=0)).label("out"),
         func.sum(case((t.samples.c.state == "waiting", 1), else_=0)).label("waiting"),
     )
     old = (t.leases.c.state == "live") & (t.leases.c.acquired_at < at - older_than_s)
-    mine = t.leases.c.worker_id == worker_id
-    held = select(t.samples.c.group_id).join(t.leases, t.leases.c.sample_id == t.samples.c.sample_id).where(old, ~mine)
+    held = select(t.samples.c.group_id).join(t.leases, t.leases.c.sample_id == t.samples.c.sample_id).where(old)
     groups = count.where(t.samples.c.group_id.in_(held)).group_by(t.samples.c.group_id).subquery()
     rows = await connection.execute(
         select(
             t.leases.c.lease_id,
             t.leases.c.sample_id,
+            t.leases.c.worker_id,
             t.leases.c.acquired_at,
             t.leases.c.committed_length,
             t.groups.c.max_tokens,
@@ -60,12 +60,13 @@ async def stragglers(connection: AsyncConnection, worker_id: str, at: float, old
         .join(t.samples, t.samples.c.sample_id == t.leases.c.sample_id)
         .join(t.groups, t.groups.c.group_id == t.samples.c.group_id)
         .join(groups, groups.c.group_id == t.groups.c.group_id)
-        .where(old, ~mine, t.groups.c.state == "open", groups.c.waiting == 0)
+        .where(old, t.groups.c.state == "open", groups.c.waiting == 0)
     )
     return [
         OutLease(
             lease_id=row.lease_id,
             sample_id=row.sample_id,
+            worker_id=row.worker_id,
             age_s=at - row.acquired_at,
             committed=row.committed_length,
             max_tokens=row.max_tokens,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.store import events, groups
 from coordinator.store import tables as t
+from coordinator.store.database import padded
 from coordinator.store.groups import unpack_tokens
 from protocol.rollout import Rollout
 from protocol.signing import SignedEnvelope
@@ -44,42 +45,63 @@ class PendingRollout:
     watched: bool = False
 
 
-async def insert(
-    connection: AsyncConnection,
-    *,
-    rollout_id: str,
-    rollout: Rollout,
-    group_id: str,
-    worker_id: str,
-    envelope: SignedEnvelope,
-    at: float,
-) -> None:
-    """Store a submission as it came. Raises IntegrityError if its sample or lease was answered already."""
+@dataclass(frozen=True, slots=True)
+class NewRollout:
+    """A submission as it came, to be stored."""
+
+    rollout_id: str
+    rollout: Rollout
+    group_id: str
+    worker_id: str
+    envelope: SignedEnvelope
+
+
+async def insert(connection: AsyncConnection, new: Sequence[NewRollout], at: float) -> None:
+    """Store submissions as they came. Raises IntegrityError if a sample or lease was answered already."""
+    if not new:
+        return
+    await connection.execute(t.rollouts.insert(), [_values(each, at) for each in new])
+    compressor = zstandard.ZstdCompressor(level=_COMPRESSION_LEVEL)
     await connection.execute(
-        t.rollouts.insert().values(
-            rollout_id=rollout_id,
-            sample_id=rollout.sample_id,
-            group_id=group_id,
-            lease_id=rollout.lease_id,
-            worker_id=worker_id,
-            received_at=at,
-            tokens=len(rollout.token_ids),
-            oldest_version=rollout.oldest_version,
-            newest_version=rollout.newest_version,
-            spans=len(rollout.spans),
-            state="pending",
-            attempts=0,
-            precision=rollout.precision,
-        )
+        t.payloads.insert(),
+        [
+            {
+                "rollout_id": each.rollout_id,
+                "payload": compressor.compress(each.envelope.payload),
+                "key_id": each.envelope.key_id,
+                "signature": each.envelope.signature,
+            }
+            for each in new
+        ],
     )
-    await connection.execute(
-        t.payloads.insert().values(
-            rollout_id=rollout_id,
-            payload=zstandard.ZstdCompressor(level=_COMPRESSION_LEVEL).compress(envelope.payload),
-            key_id=envelope.key_id,
-            signature=envelope.signature,
-        )
+
+
+def _values(new: NewRollout, at: float) -> dict[str, Any]:
+    rollout = new.rollout
+    return {
+        "rollout_id": new.rollout_id,
+        "sample_id": rollout.sample_id,
+        "group_id": new.group_id,
+        "lease_id": rollout.lease_id,
+        "worker_id": new.worker_id,
+        "received_at": at,
+        "tokens": len(rollout.token_ids),
+        "oldest_version": rollout.oldest_version,
+        "newest_version": rollout.newest_version,
+        "spans": len(rollout.spans),
+        "state": "pending",
+        "attempts": 0,
+        "precision": rollout.precision,
+    }
+
+
+async def received(connection: AsyncConnection, rollout_ids: Iterable[str]) -> dict[str, tuple[str, float]]:
+    """(worker, when) of those of these that were received."""
+    mine = t.rollouts.c.rollout_id.in_(padded(list(rollout_ids)))
+    rows = await connection.execute(
+        select(t.rollouts.c.rollout_id, t.rollouts.c.worker_id, t.rollouts.c.received_at).where(mine)
     )
+    return {row.rollout_id: (row.worker_id, row.received_at) for row in rows}
 
 
 async def keep_offence(
@@ -107,6 +129,12 @@ async def keep_offence(
 
 async def get(connection: AsyncConnection, rollout_id: str) -> Row | None:
     return (await connection.execute(select(t.rollouts).where(t.rollouts.c.rollout_id == rollout_id))).first()
+
+
+async def get_all(connection: AsyncConnection, rollout_ids: Sequence[str]) -> list[Row]:
+    """Those of these that there are, in the order in which they came."""
+    mine = t.rollouts.c.rollout_id.in_(padded(rollout_ids))
+    return list(await connection.execute(select(t.rollouts).where(mine).order_by(t.rollouts.c.received_at)))
 
 
 async def count_unconsumed(connection: AsyncConnection) -> int:
@@ -149,7 +177,7 @@ async def claim(
         return []
     await connection.execute(
         update(t.rollouts)
-        .where(t.rollouts.c.rollout_id.in_(ids))
+        .where(t.rollouts.c.rollout_id.in_(padded(ids)))
         .values(state="verifying", verifier=verifier, claim_deadline=at + term, attempts=t.rollouts.c.attempts + 1)
     )
     return await _pending(connection, ids, probation_rollouts)
@@ -200,7 +228,7 @@ async def _pending(connection: AsyncConnection, ids: Sequence[str], probation_ro
         .join(t.samples, t.samples.c.sample_id == t.rollouts.c.sample_id)
         .join(t.workers, t.workers.c.worker_id == t.rollouts.c.worker_id)
         .join(t.leases, t.leases.c.lease_id == t.rollouts.c.lease_id)
-        .where(t.rollouts.c.rollout_id.in_(ids))
+        .where(t.rollouts.c.rollout_id.in_(padded(ids)))
         .order_by(t.groups.c.ordinal, t.samples.c.ordinal)
     )
     return [
@@ -232,9 +260,9 @@ def unpack_payload(packed: bytes) -> bytes:
 async def set_state(
     connection: AsyncConnection, rollout_ids: Sequence[str], state: str, drop_reason: str | None = None
 ) -> None:
-    await connection.execute(
-        update(t.rollouts).where(t.rollouts.c.rollout_id.in_(rollout_ids)).values(state=state, drop_reason=drop_reason)
-    )
+    if rollout_ids:
+        mine = t.rollouts.c.rollout_id.in_(padded(rollout_ids))
+        await connection.execute(update(t.rollouts).where(mine).values(state=state, drop_reason=drop_reason))
 
 
 async def drop(connection: AsyncConnection, row: Row, reason: str, at: float, *, sample_state: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.store import database
 from coordinator.store.database import Database
@@ -56,6 +57,11 @@ async def load_or_begin(db: Database, *, run_id: str, name: str, secret: bytes, 
             "the database pins another trainer key than the run file (run.trainer_key): restore the right one"
         )
     return run
+
+
+async def is_paused(connection: AsyncConnection) -> bool:
+    """Whether no leases are granted."""
+    return bool((await connection.execute(select(runs.c.paused).order_by(runs.c.created_at).limit(1))).scalar())
 
 
 async def set_paused(db: Database, paused: bool) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from coordinator.store.database import padded
 from coordinator.store.tables import batches, groups, leases, policy_versions, rollouts
 from protocol.errors import UserError
 from protocol.policy import PolicyVersion
 from protocol.signing import SignedEnvelope
+
+_NUMBER_MAX = 2**63 - 1
 
 
 async def head(connection: AsyncConnection) -> PolicyVersion | None:
@@ -32,6 +38,32 @@ async def digests(connection: AsyncConnection, oldest: int = 0) -> dict[int, str
         )
     )
     return {row.version: row.manifest_digest for row in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What is known of some versions: manifest digests of those that count, those that were withdrawn, and the head's
+    number (0 if there is none)."""
+
+    digests: dict[int, str]
+    withdrawn: frozenset[int]
+    head: int
+
+
+async def named(connection: AsyncConnection, numbers: Iterable[int]) -> Named:
+    """By one question. Numbers that no database can hold are unknown."""
+    newest = select(func.max(policy_versions.c.version)).where(policy_versions.c.withdrawn.is_(False))
+    possible = [number for number in set(numbers) if 0 <= number <= _NUMBER_MAX]
+    rows = list(
+        await connection.execute(
+            select(policy_versions.c.version, policy_versions.c.manifest_digest, policy_versions.c.withdrawn).where(
+                policy_versions.c.version.in_(padded(possible))
+                | (policy_versions.c.version == newest.scalar_subquery())
+            )
+        )
+    )
+    digests = {row.version: row.manifest_digest for row in rows if not row.withdrawn}
+    return Named(digests, frozenset(row.version for row in rows if row.withdrawn), max(digests, default=0))
 
 
 async def announce(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Row, select, update
+from sqlalchemy import BigInteger, Row, bindparam, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from coordinator.store.database import padded
 from coordinator.store.tables import ledger, workers
 from protocol.declaration import Declaration
 from protocol.ledger import Entry, EntryKind, Standing, fold
@@ -51,9 +54,37 @@ async def declared(connection: AsyncConnection, worker_id: str) -> Declaration |
     return None if row is None else Declaration(row.precision, row.hardware_class)
 
 
-async def seen(connection: AsyncConnection, worker_id: str, at: float) -> None:
-    """Note that the worker is alive."""
-    await connection.execute(update(workers).where(workers.c.worker_id == worker_id).values(last_seen_at=at))
+async def seen(connection: AsyncConnection, worker_ids: Sequence[str], at: float) -> None:
+    """Note that these workers are alive."""
+    if worker_ids:
+        mine = workers.c.worker_id.in_(padded(worker_ids))
+        await connection.execute(update(workers).where(mine).values(last_seen_at=at))
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A worker as leasing knows it."""
+
+    worker_id: str
+    standing: Standing
+    address: str
+    declared: Declaration
+    seen_at: float
+
+
+async def known(connection: AsyncConnection, worker_ids: Sequence[str]) -> dict[str, Known]:
+    """Those of these workers that ever registered."""
+    rows = await connection.execute(select(workers).where(workers.c.worker_id.in_(padded(worker_ids))))
+    return {
+        row.worker_id: Known(
+            row.worker_id,
+            standing_of(row),
+            row.address,
+            Declaration(row.precision, row.hardware_class),
+            row.last_seen_at,
+        )
+        for row in rows
+    }
 
 
 async def others_active(connection: AsyncConnection, worker_id: str, since: float) -> bool:
@@ -62,21 +93,19 @@ async def others_active(connection: AsyncConnection, worker_id: str, since: floa
     return (await connection.execute(select(workers.c.worker_id).where(other).limit(1))).first() is not None
 
 
-async def address(connection: AsyncConnection, worker_id: str) -> str:
-    """Where the worker last registered from."""
-    found = await connection.execute(select(workers.c.address).where(workers.c.worker_id == worker_id))
-    return str(found.scalar_one())
-
-
-async def newcomers_elsewhere(connection: AsyncConnection, address: str, probation_rollouts: int, since: float) -> bool:
-    """Whether a worker on probation that may work was here since then from another address."""
-    other = (
-        (workers.c.address != address)
-        & workers.c.banned.is_(False)
-        & (workers.c.accepted < probation_rollouts)
-        & (workers.c.last_seen_at >= since)
-    )
-    return (await connection.execute(select(workers.c.worker_id).where(other).limit(1))).first() is not None
+async def newcomers_at(connection: AsyncConnection, probation_rollouts: int, since: float) -> tuple[str, str] | None:
+    """The first and the last, by name, of the addresses from which workers on probation that may work were here since then:
+    they differ if there are several. None: there are none."""
+    row = (
+        await connection.execute(
+            select(func.min(workers.c.address), func.max(workers.c.address)).where(
+                workers.c.banned.is_(False),
+                workers.c.accepted < probation_rollouts,
+                workers.c.last_seen_at >= since,
+            )
+        )
+    ).one()
+    return None if row[0] is None else (row[0], row[1])
 
 
 async def standing(connection: AsyncConnection, worker_id: str) -> Standing | None:
@@ -98,18 +127,48 @@ async def add_entries(connection: AsyncConnection, entries: Iterable[Entry], at:
     by_worker: dict[str, list[Entry]] = {}
     for entry in entries:
         by_worker.setdefault(entry.worker_id, []).append(entry)
-        await connection.execute(
-            ledger.insert().values(
-                worker_id=entry.worker_id,
-                kind=entry.kind.value,
-                amount=entry.amount,
-                rollout_id=entry.rollout_id,
-                note=entry.note[:2000],
-                created_at=at,
-            )
-        )
+        await connection.execute(ledger.insert().values(**_line(entry, at)))
     for worker_id, added in by_worker.items():
         await _apply(connection, worker_id, added)
+
+
+async def credit(connection: AsyncConnection, entries: Sequence[Entry], at: float) -> None:
+    """`add_entries` for credits alone, which fold without regard to what was before.
+
+    Raises sqlalchemy's IntegrityError if a rollout would be credited twice.
+    """
+    assert all(entry.kind is EntryKind.CREDIT for entry in entries)
+    if not entries:
+        return
+    await connection.execute(ledger.insert(), [_line(entry, at) for entry in entries])
+    added: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        sums = added.setdefault(entry.worker_id, {"of_worker": entry.worker_id, "tokens": 0, "count": 0})
+        sums["tokens"] += entry.amount
+        sums["count"] += 1
+    await connection.execute(_CREDIT, [added[worker_id] for worker_id in sorted(added)])
+
+
+_CREDIT = (
+    update(workers)
+    .where(workers.c.worker_id == bindparam("of_worker"))
+    .values(
+        credits=workers.c.credits + bindparam("tokens", type_=BigInteger),
+        clean_tokens=workers.c.clean_tokens + bindparam("tokens", type_=BigInteger),
+        accepted=workers.c.accepted + bindparam("count", type_=BigInteger),
+    )
+)
+
+
+def _line(entry: Entry, at: float) -> dict[str, Any]:
+    return {
+        "worker_id": entry.worker_id,
+        "kind": entry.kind.value,
+        "amount": entry.amount,
+        "rollout_id": entry.rollout_id,
+        "note": entry.note[:2000],
+        "created_at": at,
+    }
 
 
 async def _apply(connection: AsyncConnection, worker_id: str, added: list[Entry]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from coordinator.verification.fields import checked, tables
@@ -143,29 +143,4 @@ COMPARISONS = Pooled(
     near_tie_share=0.3,
     tests=_COMPARED_TESTS,
     source="comparisons within a group need no measurement: their honest mean is 0 by symmetry, 0.02 is admitted",
-)
-
-DEFAULT_POOLED = replace(
-    COMPARISONS,
-    near_tie_share=0.3,
-    tests=(
-        PooledTest(
-            PROOF_MANTISSA, STRIKE, 0.001, (PooledClass(8, 1.54, 2.64, 5.93), PooledClass(32, 1.02, 1.73, 4.16))
-        ),
-        PooledTest(PROOF_EXPONENT, STRIKE, 0.001, (PooledClass(8, 2.0, 7.08, 24.7), PooledClass(32, 0.0, 2.7, 16.4))),
-        PooledTest(
-            LOGPROB_GAP, STRIKE, 0.001, (PooledClass(8, 0.0136, 0.0597, 0.26), PooledClass(32, 0.0291, 0.056, 0.137))
-        ),
-        PooledTest(
-            SEED_MARGIN, STRIKE, 0.001, (PooledClass(8, 0.0, 0.00534, 0.0562), PooledClass(32, 0.0, 0.00326, 0.0286))
-        ),
-        *_COMPARED_TESTS,
-    ),
-    source=(
-        "SmolLM2-135M-Instruct, bf16 prefill, against honest rollouts at temperature 1 of vLLM 0.32.0 CPU bf16, and of "
-        "transformers in bf16 and float32, 32 side by side with a KV cache: 64 rollouts of each, 6,226 tokens. Largest "
-        "honest means of chunks of 8 / 32 tokens: mantissa error 2.15 / 1.45, exponent mismatches 5.3 / 2.0; of rollouts: "
-        "log-prob gap 0.043 / 0.046, seed margin 0.0025 / 0.0020. Two standard errors and 15 % above are admitted. Near "
-        "ties: 62 of 206 went to the second best."
-    ),
 )

@@ -4,7 +4,7 @@ claim    consumes pending rollouts (and those whose verifier died)   waits for t
 weights  fetches the versions that the claim names, by SHARDCAST     a version that can't be had: INCONCLUSIVE
 examine  prefills and checks the claim's rollouts, in a child        a failure or a death of it is ours: INCONCLUSIVE
 reward   asks the scorer, a process without privileges or secrets    an environment that fails: INCONCLUSIVE
-write    one transaction per verdict                                 only while the claim is still ours
+write    verdicts, several in a transaction                          only while the claim is still ours
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ import secrets
 import time
 from pathlib import Path
 
+from sqlalchemy.exc import IntegrityError
+
 from coordinator import verdicts
-from coordinator.config import RunFile
+from coordinator.acceptance import record_all
+from coordinator.config import RunFile, start_tracing
 from coordinator.store import database, knobs, rollouts, versions
 from coordinator.store import run as run_store
 from coordinator.store.database import Database
@@ -33,6 +36,7 @@ log = logging.getLogger(__name__)
 
 _IDLE_S = 0.1
 _DATABASE_RETRY_S = 1.0
+_WRITTEN_AT_ONCE = 64
 _KEEP_VERSIONS = 2  # beyond those that staleness admits
 
 
@@ -62,7 +66,10 @@ async def run_verifier(run_file: RunFile, *, cache: Path, device: str, stop: asy
                 try:
                     verifier = Verifier(db, judge, run_file)
                     print(f"ready verifier={verifier.name}", flush=True)
-                    await verifier.run(stop, client)
+                    try:
+                        await verifier.run(stop, client)
+                    finally:
+                        await verifier.close()
                 finally:
                     await judge.close()
             finally:
@@ -98,6 +105,7 @@ class Verifier:
         self._settings = run_file.verification
         self._max_staleness = run_file.scheduling.max_staleness
         self._probation = run_file.scheduling.probation_rollouts
+        self._tracing = start_tracing(run_file.tracing, "rollswarm-verifier")
         self._rules = verdicts.Rules(self._settings.max_strikes, self._probation, judge.pooled)
 
     async def run(self, stop: asyncio.Event, client: ShardcastClient) -> None:
@@ -117,6 +125,11 @@ class Verifier:
                 log.exception("a round failed; its rollouts are claimed again later", extra={"action": "round_error"})
                 await asyncio.sleep(_DATABASE_RETRY_S)
             await asyncio.sleep(_IDLE_S)
+
+    async def close(self) -> None:
+        """Send the traces that wait, if there are any."""
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     async def _warm_up(self) -> bool:
         """Load the head as soon as there is one, so that the first rollouts do not wait for it; whether it was done."""
@@ -147,9 +160,13 @@ class Verifier:
             )
 
     async def _judge_and_write(self, pending: list[PendingRollout]) -> None:
-        begun = time.perf_counter()
+        begun, at = time.perf_counter(), time.time()
         found = await self._judge.judge(pending)
         await self._write(found)
+        if self._tracing is not None:
+            for item in pending:
+                lease_id = item.rollout.lease_id
+                self._tracing.verified(lease_id, item.rollout_id, item.worker_id, at, found[item.rollout_id])
         tokens = sum(len(item.rollout.token_ids) for item in pending)
         rejected = sum(verdict.outcome is Outcome.REJECTED for verdict in found.values())
         log.info(
@@ -162,16 +179,16 @@ class Verifier:
         )
 
     async def _write(self, found: dict[str, Verdict]) -> None:
+        """So many in a transaction that it is short; if one can't be written, the others of its transaction are."""
+        ids = list(found)
+        for begin in range(0, len(ids), _WRITTEN_AT_ONCE):
+            some = {rollout_id: found[rollout_id] for rollout_id in ids[begin : begin + _WRITTEN_AT_ONCE]}
+            try:
+                await self._write_together(some)
+            except IntegrityError:
+                for rollout_id, verdict in some.items():
+                    await self._write_together({rollout_id: verdict})
         for rollout_id, verdict in found.items():
-            async with self._db.write() as connection:
-                await verdicts.record(
-                    connection,
-                    rollout_id,
-                    verdict,
-                    verifier=self.name,
-                    at=await database.now(connection),
-                    rules=self._rules,
-                )
             if verdict.outcome is not Outcome.ACCEPTED:
                 log.info(
                     "%s %s: %s",
@@ -180,6 +197,11 @@ class Verifier:
                     verdict.detail,
                     extra={"action": "verdict", "rollout_id": rollout_id},
                 )
+
+    async def _write_together(self, found: dict[str, Verdict]) -> None:
+        async with self._db.write() as connection:
+            at = await database.now(connection)
+            await record_all(connection, found, verifier=self.name, at=at, rules=self._rules)
 
     async def _prune(self, client: ShardcastClient) -> None:
         """Forget versions on disk that no rollout to come can name."""

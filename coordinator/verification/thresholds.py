@@ -1,8 +1,7 @@
 """How far an honest rollout may be from our prefill of it.
 
 Values are measured: run the engine honestly, prefill what it wrote, take the largest difference seen and add head-room.
-They belong to a model, an engine precision and a verifier precision. `DEFAULTS` says where it comes from; a run file
-replaces it by the same fields (`Thresholds.from_mapping`, `Thresholds.from_toml`).
+They belong to a model, an engine precision and a verifier precision; `coordinator calibrate` writes them.
 
 A rollout of few tokens is noisier than a long one, in two ways. Its proof chunks are short, so that their top 128
 numbers reach into small magnitudes: chunks have thresholds by length class. And its averages are over few tokens: sums
@@ -12,7 +11,6 @@ over T tokens may reach one token's tail plus T times the mean, medians the long
 from __future__ import annotations
 
 import dataclasses
-import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.verification.fields import checked, tables, texts
-from coordinator.verification.pooled import COMPARISONS, DEFAULT_POOLED, Pooled
+from coordinator.verification.pooled import COMPARISONS, Pooled
 from protocol.errors import UserError
 
 if TYPE_CHECKING:
@@ -119,25 +117,3 @@ def thresholds_of(settings: VerificationSection) -> Thresholds:
     raise UserError(
         f"{lacking}: `coordinator calibrate --config RUN_FILE` measures them; name its file as thresholds_file"
     )
-
-
-DEFAULTS = Thresholds(
-    chunks=(
-        ChunkThresholds(1, 20, 12, 6.5, 5.0),
-        ChunkThresholds(5, 20, 12, 6.0, 4.0),
-        ChunkThresholds(16, 16, 10, 4.5, 3.0),
-        ChunkThresholds(32, 14, 8, 3.6, 3.0),
-    ),
-    logprob_gap_median_max=0.06,
-    logprob_gap_max=0.8,
-    seed_margin_max=0.6,
-    seed_margin_mean_max=0.01,
-    eos_logprob_min=math.log(1e-9),
-    source=(
-        "SmolLM2-135M-Instruct, vLLM 0.32.0 CPU bf16, 16 sequences at once, against the bf16 prefill; 288 rollouts, "
-        "4,423 tokens at temperature 1. Largest seen, chunks of 3-4 / 5-8 / 32 tokens: 9 / 12 / 8 exponent and "
-        "4 / 5 / 3 sign mismatches, mantissa mean 5.2 / 4.7 / 2.8 and median 4 / 3 / 2; log-prob gap median 0.045 "
-        "(64 tokens), 0.139 (3 tokens), largest 0.47; seed margin mean 0.0021, largest 0.36."
-    ),
-    pooled=DEFAULT_POOLED,
-)

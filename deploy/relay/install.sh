@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A relay as a systemd service, by one command from a checkout of this repository, as root:
 #   ORIGIN=https://… TRAINER_KEY=ed25519:… bash deploy/relay/install.sh
-# Environment: PORT (8601), MAX_MBIT (200), MAX_DISK_GIB (100). Running it again updates the program and keeps the weights.
+# Environment: PORT (8601), MAX_MBIT (200), MAX_DISK_GIB (100), MONTHLY_GIB (1000). Running it again updates the program and keeps the weights.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 : "${ORIGIN:?set ORIGIN to the URL of the origin or of another relay; the operator of the run tells it}"
@@ -22,6 +22,7 @@ TRAINER_KEY=$TRAINER_KEY
 PORT=$PORT
 MAX_MBIT=${MAX_MBIT:-200}
 MAX_DISK_GIB=${MAX_DISK_GIB:-100}
+MONTHLY_GIB=${MONTHLY_GIB:-1000}
 END
 install -m 644 deploy/relay/rollswarm-relay.service /etc/systemd/system/rollswarm-relay.service
 systemctl daemon-reload

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from coordinator.verification.checks import run_checks
 from coordinator.verification.resident import ResidentModels, prefill_rollouts
-from coordinator.verification.thresholds import DEFAULTS
 from protocol.rollout import Outcome, RejectionReason, Verdict
 from tests.adversary.attacks.cheat import Cheat
 from tests.adversary.batch import write_all
+from tests.thresholds import BY_HAND
 from tests.unit.coordinator.verification.claims import make_claim, make_request, to_prefill
 from worker.engine import Generation, GenerationRequest, Weights
 
@@ -29,10 +29,10 @@ def judge(
 ) -> list[Verdict]:
     """A verdict each. What fails without a model is not prefilled, as in the verifier."""
     claims = [make_claim(*pair) for pair in zip(generations, requests, strict=True)]
-    screened = [run_checks(claim, None, DEFAULTS) for claim in claims]
+    screened = [run_checks(claim, None, BY_HAND) for claim in claims]
     passed = {n: claim for n, claim in enumerate(claims) if screened[n].outcome is Outcome.ACCEPTED}
     found = prefill_rollouts([to_prefill(claim, n) for n, claim in passed.items()], models)
-    audited = {n: run_checks(claim, found[n], DEFAULTS) for n, claim in passed.items()}
+    audited = {n: run_checks(claim, found[n], BY_HAND) for n, claim in passed.items()}
     return [audited.get(n, verdict) for n, verdict in enumerate(screened)]
 
 

@@ -16,10 +16,11 @@ from coordinator.calibration.collect import Asked, compare, verifier_settings
 from coordinator.calibration.pooled import fit_pooled
 from coordinator.calibration.report import to_toml
 from coordinator.calibration.run import published_form
-from coordinator.verification.thresholds import DEFAULTS, Thresholds
+from coordinator.verification.thresholds import Thresholds
 from protocol.rollout import SamplingParams
 from tests.adversary.attacks import Attack
 from tests.network import Network
+from tests.thresholds import BY_HAND
 from tests.tiny_model import EOS_TOKEN_ID
 from tests.unit.coordinator.verification.claims import generate, make_request
 from worker.engine import Generation, GenerationRequest, Weights
@@ -55,7 +56,7 @@ def tiny_thresholds(model: Path, scratch: Path) -> Thresholds:
         )
         measures += [measure for _, measure in found]
     pooled = fit_pooled(measures, false_bans=1e-3, rollouts_per_month=100_000, source="the test's own")
-    return replace(DEFAULTS, pooled=pooled)
+    return replace(BY_HAND, pooled=pooled)
 
 
 async def _write(dtype: str, folder: Path, asked: list[Asked]) -> list[Generation]:

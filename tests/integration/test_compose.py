@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from coordinator.calibration.report import to_toml
-from coordinator.verification.thresholds import DEFAULTS
+from demo.postgres import find_binaries
 from deploy import setup
 from tests.composition import ROOT, Composition
-from tests.postgres import find_binaries
+from tests.thresholds import BY_HAND
 from tests.tiny_model import build_tiny_model
 
 _HOST = "run.example.org"
@@ -44,7 +44,7 @@ def _set_up(folder: Path) -> Path:
     done = subprocess.run([*script, *options], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     run = folder / "run"
-    (run / "calibration" / "thresholds.toml").write_text(to_toml(DEFAULTS))
+    (run / "calibration" / "thresholds.toml").write_text(to_toml(BY_HAND))
     (run / "run.toml").write_text(setup.with_settings((run / "run.toml").read_text(), _SMALL))
     setup.give_to_containers(run)
     # As a public certificate would be put there.

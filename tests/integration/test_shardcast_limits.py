@@ -16,6 +16,7 @@ from shardcast.config import ServerLimits
 from shardcast.discovery import Coordinator
 from shardcast.listen import listening
 from shardcast.metrics import ShardcastMetrics
+from shardcast.quota import MonthlyQuota
 from shardcast.server import ShardcastApp
 from shardcast.storage import VersionStore
 from tests.factories import make_terms
@@ -88,6 +89,30 @@ async def test_a_relay_stays_within_its_room_and_keeps_the_newest(tmp_path: Path
             assert_same(await worker.fetch(4, version.digest), version)
         assert catalog.store.versions[-1] == 4
         assert 2 * size < SHARD * 40
+
+
+async def test_a_relay_whose_month_is_used_up_sends_clients_elsewhere(tmp_path: Path) -> None:
+    quota = MonthlyQuota(tmp_path / "month.json", SHARD)
+    async with (
+        asyncio.timeout(SOON),
+        origin_in_process(tmp_path / "origin") as (url, origin),
+        relay_in_process(tmp_path / "spent", url, quota=quota) as (spent_url, spent),
+        relay_in_process(tmp_path / "free", url) as (free_url, free),
+        aiohttp.ClientSession() as session,
+    ):
+        version = await publish(url, origin, make_version(tmp_path / "v1", 1))
+        await whole(spent, 1)
+        await whole(free, 1)
+        shard = f"{spent_url}/v1/shards/{version.manifest.shards[0].digest}"
+        while (answer := await session.get(shard)).status == 200:
+            await answer.read()
+        assert (answer.status, "this month" in await answer.text()) == (503, True)
+        assert 0 < int(answer.headers["Retry-After"]) <= 31 * 86_400 + 1
+        health = await (await session.get(f"{spent_url}/healthz")).json()
+        assert health["quota_left_bytes"] == 0 and "this month" in health["status"]
+        assert "left of this month" in await (await session.get(spent_url)).text()
+        async with client([spent_url, free_url], tmp_path / "cache") as worker:
+            assert_same(await worker.fetch(1, version.digest), version)
 
 
 async def test_a_version_that_is_being_read_makes_no_way(tmp_path: Path) -> None:

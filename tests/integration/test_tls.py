@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.calibration.report import to_toml
-from coordinator.verification.thresholds import DEFAULTS
 from demo.processes import Processes
 from shardcast.discovery import Coordinator
+from tests.thresholds import BY_HAND
 from tests.tiny_model import build_tiny_model
 
 _READY_S = 120.0
@@ -31,7 +31,7 @@ def run_file(tmp_path: Path) -> Path:
     )
     assert made.returncode == 0, made.stderr
     (tmp_path / "run" / "calibration").mkdir()
-    (tmp_path / "run" / "calibration" / "thresholds.toml").write_text(to_toml(DEFAULTS))
+    (tmp_path / "run" / "calibration" / "thresholds.toml").write_text(to_toml(BY_HAND))
     path = tmp_path / "run" / "run.toml"
     path.write_text(re.sub(r"_port = \d+", "_port = 0", path.read_text()))
     return path

@@ -9,8 +9,8 @@ import pytest_asyncio
 
 from coordinator.verification.checks import Claim, run_checks
 from coordinator.verification.resident import ResidentModels, prefill_rollouts
-from coordinator.verification.thresholds import DEFAULTS
 from protocol.rollout import Outcome, RejectionReason, Verdict
+from tests.thresholds import BY_HAND
 from tests.tiny_model import build_other_tiny_model, build_tiny_model
 from tests.unit.coordinator.verification.claims import generate, generate_all, make_claim, make_request, to_prefill
 from worker.engine import Generation, GenerationRequest, Progress, Weights
@@ -44,7 +44,7 @@ async def engine(versions: tuple[Weights, Weights]) -> AsyncIterator[VllmEngine]
 
 def judge(claims: list[Claim], models: ResidentModels) -> list[Verdict]:
     found = prefill_rollouts([to_prefill(claim, key) for key, claim in enumerate(claims)], models)
-    return [run_checks(claim, found[key], DEFAULTS) for key, claim in enumerate(claims)]
+    return [run_checks(claim, found[key], BY_HAND) for key, claim in enumerate(claims)]
 
 
 async def test_honest_rollouts_are_accepted(engine: VllmEngine, models: ResidentModels) -> None:

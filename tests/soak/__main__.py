@@ -18,11 +18,12 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.memory import Slope, slope
 from tests.network import Network
-from tests.soak.memory import Slope, slope
 
 _SAMPLE_S = 2.0
-_RECOVER_S = 300.0
+_RECOVER_S = 900.0  # a busy machine loads vLLM slowly
+_GRACE_S = 60.0  # to hand in what is begun, and for vLLM to end
 _RESTARTED = ("coordinator", "relay")
 _ENGINES = {
     "reference": ("--engine", "reference"),
@@ -40,6 +41,7 @@ class Soak:
         self._begun = time.monotonic()
         self.samples: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self.restarts: list[str] = []
+        self._due: list[str] = []
 
     def run(self, minutes: float, restart_every_s: float) -> None:
         """Raises AssertionError if a process ends by itself, or the run does not go on after a restart."""
@@ -51,7 +53,13 @@ class Soak:
         while time.monotonic() < end:
             self._watch(min(restart_every_s, max(0.0, end - time.monotonic())))
             if time.monotonic() < end:
-                self._restart(self._rng.choice(_RESTARTED))
+                self._restart(self._next())
+
+    def _next(self) -> str:
+        """Each as often as the others, in an order of chance."""
+        if not self._due:
+            self._due = self._rng.sample(_RESTARTED, len(_RESTARTED))
+        return self._due.pop()
 
     def versions(self) -> int:
         return self._network.count("SELECT coalesce(max(version), -1) FROM policy_versions")
@@ -109,7 +117,7 @@ def main() -> int:
 def report(network: Network, soak: Soak, out: Path) -> int:
     """Stop the worker, look at what is left, print and write it all."""
     slopes = {role: slope(found) for role, found in soak.samples.items() if role not in _RESTARTED}
-    ended = network.stop("worker")
+    ended = network.stop("worker", _GRACE_S)
     outbox = len(list((network.folder / "worker").rglob("*.rollout")))
     network.check_invariants()
     facts = {

@@ -39,7 +39,10 @@ def _lengths(claim: Claim) -> str:
 
 
 def _vocabulary(claim: Claim) -> str:
-    for index, token in enumerate(claim.rollout.token_ids):
+    tokens = claim.rollout.token_ids
+    if min(tokens) >= 0 and max(tokens) < claim.vocab_size:
+        return ""
+    for index, token in enumerate(tokens):
         if not 0 <= token < claim.vocab_size:
             return f"token {index} is {token}, outside the vocabulary of {claim.vocab_size}"
     return ""
@@ -50,7 +53,7 @@ def _segments(claim: Claim) -> str:
         if len(segment.loss_mask) != len(segment.token_ids):
             return f"segment {index} has {len(segment.token_ids)} tokens and a loss mask of {len(segment.loss_mask)}"
         by_model = segment.author is Author.MODEL
-        if any(bit is not by_model for bit in segment.loss_mask):
+        if (not by_model) in segment.loss_mask:
             return f"segment {index}: the loss mask must be true on the model's tokens and false on the environment's"
     authors = [segment.author for segment in claim.rollout.segments]
     if not all(segment.token_ids for segment in claim.rollout.segments) or any(a is b for a, b in pairwise(authors)):
@@ -81,7 +84,11 @@ def _spans(claim: Claim) -> str:
 
 
 def _logprobs(claim: Claim) -> str:
-    for index, logprob in enumerate(claim.rollout.logprobs):
+    logprobs = claim.rollout.logprobs
+    # Float32 numbers, so that their sum is finite if and only if all are.
+    if math.isfinite(sum(logprobs)) and max(logprobs) <= _LOGPROB_SLACK:
+        return ""
+    for index, logprob in enumerate(logprobs):
         if not math.isfinite(logprob) or logprob > _LOGPROB_SLACK:
             return f"the log-prob of token {index} is {logprob}; it must be finite and at most 0"
     return ""
@@ -101,6 +108,11 @@ def _proof_counts(claim: Claim) -> str:
 
 
 def _proof_forms(claim: Claim) -> str:
+    by_k: dict[int, list[bytes]] = {}
+    for start, end, proof in proof_chunks(claim.rollout):
+        by_k.setdefault(toploc.chunk_k(end - start, claim.hidden_size), []).append(proof)
+    if all(toploc.well_formed(proofs, k) for k, proofs in by_k.items()):
+        return ""
     for start, end, proof in proof_chunks(claim.rollout):
         try:
             toploc.decode(proof, toploc.chunk_k(end - start, claim.hidden_size))

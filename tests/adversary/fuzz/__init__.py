@@ -1,7 +1,7 @@
-"""Honest submissions with mutated bytes and fields, run through what the door and the verifier run.
+"""Hostile input, at length.
 
-corpus     honest samples, signed, under live leases
-mutations  what is done to bytes and to fields
-line       door → checks that need no model → prefill → all checks
-run        many mutations, and what came of them
+corpus, mutations, line, run      honest submissions with mutated bytes and fields, run through what door and verifier run
+served, site, doors               a real coordinator, and both of its doors fuzzed
+http_door, described, grpc_door   requests chosen by number; by the API's description; calls of every RPC
+raw                               bytes that are no request
 """

@@ -9,13 +9,13 @@ from google.protobuf.message import DecodeError
 from coordinator.admission import Limits, Refused, admit
 from coordinator.verification.checks import Claim, run_checks
 from coordinator.verification.resident import ResidentModels, prefill_rollouts
-from coordinator.verification.thresholds import DEFAULTS
 from protocol.errors import WorkerFault
 from protocol.rollout import Outcome, Rollout, Verdict
 from protocol.signing import ROLLOUT, open_envelope
 from protocol.wire import envelope_from_wire, rollout_from_payload
 from protos.rollswarm.v1 import worker_pb2
 from tests.adversary.fuzz.corpus import Corpus
+from tests.thresholds import BY_HAND
 from tests.tiny_model import HIDDEN_SIZE, VOCABULARY
 from tests.unit.coordinator.verification.claims import RUN_ID, to_prefill
 
@@ -63,10 +63,10 @@ class Line:
     def verify(self, rollouts: Sequence[Rollout]) -> list[Verdict]:
         """A verdict each, of rollouts that the door let in."""
         claims = [self._claim(rollout) for rollout in rollouts]
-        verdicts = {n: run_checks(claim, None, DEFAULTS) for n, claim in enumerate(claims)}
+        verdicts = {n: run_checks(claim, None, BY_HAND) for n, claim in enumerate(claims)}
         passed = [n for n, verdict in verdicts.items() if verdict.outcome is Outcome.ACCEPTED]
         found = prefill_rollouts([to_prefill(claims[n], n) for n in passed], self._models)
-        verdicts |= {n: run_checks(claims[n], found[n], DEFAULTS) for n in passed}
+        verdicts |= {n: run_checks(claims[n], found[n], BY_HAND) for n in passed}
         return [verdicts[n] for n in range(len(rollouts))]
 
     def _claim(self, rollout: Rollout) -> Claim:

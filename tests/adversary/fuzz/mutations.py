@@ -26,7 +26,7 @@ def mutated(draw: random.Random, corpus: Corpus, sample: Sample) -> tuple[str, b
     kind = draw.choice(("request bytes", "envelope", "payload bytes", "fields", "fields", "fields"))
     payload = sample.payload
     if kind == "payload bytes":
-        payload = _other_bytes(draw, payload)
+        payload = other_bytes(draw, payload)
     elif kind == "fields":
         message, other = worker_pb2.RolloutPayload(), worker_pb2.RolloutPayload()
         message.ParseFromString(payload)
@@ -38,7 +38,7 @@ def mutated(draw: random.Random, corpus: Corpus, sample: Sample) -> tuple[str, b
     if kind == "envelope":
         envelope = _other_envelope(draw, envelope)
     request = worker_pb2.SubmitRolloutRequest(rollout=envelope_to_wire(envelope)).SerializeToString()
-    return kind, _other_bytes(draw, request) if kind == "request bytes" else request
+    return kind, other_bytes(draw, request) if kind == "request bytes" else request
 
 
 def _other_envelope(draw: random.Random, envelope: SignedEnvelope) -> SignedEnvelope:
@@ -46,15 +46,15 @@ def _other_envelope(draw: random.Random, envelope: SignedEnvelope) -> SignedEnve
     payload, key_id, signature = envelope.payload, envelope.key_id, envelope.signature
     part = draw.randrange(3)
     if part == 0:
-        payload = _other_bytes(draw, payload)
+        payload = other_bytes(draw, payload)
     elif part == 1:
         key_id = draw.choice((key_id[:-1], key_id.upper(), key_id[::-1], "", "ed25519:" + "0" * 64, key_id[:-1] + "g"))
     else:
-        signature = _other_bytes(draw, signature)
+        signature = other_bytes(draw, signature)
     return SignedEnvelope(payload, key_id, signature)
 
 
-def _other_bytes(draw: random.Random, data: bytes) -> bytes:
+def other_bytes(draw: random.Random, data: bytes) -> bytes:
     """Flipped, overwritten, inserted, cut out, doubled or cut off."""
     changed = bytearray(data)
     for _ in range(draw.choice((1, 1, 1, 2, 8))):
@@ -172,7 +172,7 @@ def _proof(draw: random.Random, message: Payload, other: Payload) -> None:
     chunks[at] = draw.choice(
         (
             modulus + proof[2:],
-            _other_bytes(draw, proof),
+            other_bytes(draw, proof),
             draw.randbytes(len(proof)),
             proof[:2] + bytes(max(0, len(proof) - 2)),
             proof[:2] + proof[4:] + proof[2:4],

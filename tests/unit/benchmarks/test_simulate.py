@@ -11,10 +11,11 @@ import pytest
 
 from benchmarks.verification.measured import Measured
 from benchmarks.verification.simulate import FRAUD, STRIKES, Delay, delays, false_alarms, median_interval
-from coordinator.verification.pooled import DEFAULT_POOLED, PROOF_MANTISSA, STRIKE, PooledClass, PooledTest
+from coordinator.verification.pooled import PROOF_MANTISSA, STRIKE, PooledClass, PooledTest
 from coordinator.verification.pooling import Statistic
+from tests.thresholds import BY_HAND_POOLED
 
-POOLED = replace(DEFAULT_POOLED, tests=(PooledTest(PROOF_MANTISSA, STRIKE, 0.01, (PooledClass(1, 0.0, 1.2, 9.0),)),))
+POOLED = replace(BY_HAND_POOLED, tests=(PooledTest(PROOF_MANTISSA, STRIKE, 0.01, (PooledClass(1, 0.0, 1.2, 9.0),)),))
 
 
 def rollouts(mean: float, *, accepted: bool = True) -> list[Measured]:

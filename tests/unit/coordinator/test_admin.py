@@ -6,51 +6,36 @@ import logging
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
-from aiohttp.test_utils import TestClient, TestServer
 
+from coordinator import actions as acts
 from coordinator.admin_client import act
-from coordinator.dashboard.access import COOKIE, Access
-from coordinator.dashboard.views import Views
-from coordinator.metrics import Metrics
-from coordinator.operate import make_token, revoke_token
+from coordinator.dashboard.access import COOKIE
+from coordinator.joining import hash_token
+from coordinator.operate import revoke_token
 from coordinator.operators import Role
 from coordinator.store import knobs as knob_store
 from coordinator.store import run as run_store
 from coordinator.store import tables as t
 from protocol.errors import UserError
 from protocol.signing import Identity
-from protocol.terms import RunTerms
-from tests.dashboard import settings_of
-from tests.factories import SECRET, make_terms
+from tests.dashboard import Client, serving, token_of
 from tests.stored_run import StoredRun
 
-Client = TestClient[Any, Any]
 PAGES = ("/run", "/workers", "/workers/x", "/rollouts", "/rollouts/x", "/ledger", "/audit")
-
-
-async def read_terms() -> RunTerms:
-    return make_terms()
 
 
 @pytest_asyncio.fixture
 async def client(run: StoredRun) -> AsyncIterator[Client]:
-    access = Access(run.db, SECRET, encrypted=False)
-    views = Views(run.db, Metrics(), read_terms, access=access, settings=settings_of(run))
-    async with TestClient(TestServer(views.application())) as client:
+    async with serving(run) as client:
         yield client
-
-
-async def token(run: StoredRun, role: Role) -> str:
-    return await make_token(run.db.engine.url.render_as_string(hide_password=False), f"a {role.name}", role, None)
 
 
 async def log_in(client: Client, run: StoredRun, role: Role) -> str:
     """The form value of a new session."""
-    answer = await client.post("/login", data={"token": await token(run, role)}, allow_redirects=False)
+    answer = await client.post("/login", data={"token": await token_of(run, role)}, allow_redirects=False)
     assert answer.status == 303
     page = await (await client.get("/run")).text()
     found = re.search(r'name="csrf" value="(\w+)"', page)
@@ -67,8 +52,9 @@ async def test_strangers_see_the_overview_and_nothing_else(client: Client) -> No
     for page in PAGES:
         answer = await client.get(page, allow_redirects=False)
         assert (answer.status, answer.headers.get("Location")) == (303, "/login"), page
-    for action in ("pause", "ban", "set", "nonsense"):
+    for action in acts.ACTIONS:
         assert (await client.post(f"/api/v1/admin/{action}", json={})).status == 401
+    assert (await client.post("/api/v1/admin/nonsense", json={})).status == 404
     assert (await client.post("/run", data={"action": "pause", "confirmed": "yes"})).status == 401
 
 
@@ -105,8 +91,8 @@ async def test_a_viewer_looks_and_changes_nothing(client: Client, run: StoredRun
     csrf = await log_in(client, run, Role.VIEWER)
     page = await (await client.get("/run")).text()
     assert "<button>Ban" not in page and "<button>Set" not in page
-    every = {"worker": alice.key_id, "name": "audit_fraction", "value": "0.5", "confirmed": "yes"}
-    for action in ("pause", "drain", "resume", "ban", "pardon", "set", "nonsense", ""):
+    every = {"worker": alice.key_id, "name": "audit_fraction", "value": "0.5", "hardware": "h", "confirmed": "yes"}
+    for action in (*acts.ACTIONS, "nonsense", ""):
         assert (await client.post("/run", data={"csrf": csrf, "action": action, **every})).status == 403, action
     assert await actions(run) == []
 
@@ -127,7 +113,7 @@ async def test_settings_are_an_admins(client: Client, run: StoredRun) -> None:
 async def test_a_worker_is_banned_by_a_command_and_pardoned(
     client: Client, run: StoredRun, alice: Identity, tmp_path: Path
 ) -> None:
-    url, secret = str(client.make_url("/")), await token(run, Role.OPERATOR)
+    url, secret = str(client.make_url("/")), await token_of(run, Role.OPERATOR)
     assert "is banned" in await act(url, secret, None, "ban", {"worker": alice.key_id, "reason": "spam"})
     assert (await run.standing(alice)).ban_reason == "spam"
     assert "is pardoned" in await act(url, secret, None, "pardon", {"worker": alice.key_id})
@@ -136,6 +122,25 @@ async def test_a_worker_is_banned_by_a_command_and_pardoned(
         await act(url, secret, None, "ban", {"worker": "ffff"})
     with pytest.raises(UserError, match=r"403.*needs admin"):
         await act(url, secret, None, "set", {"name": "worker_share", "value": "0.5"})
+
+
+async def test_hardware_is_decided_about_and_invitations_are_made(client: Client, run: StoredRun) -> None:
+    url, secret = str(client.make_url("/")), await token_of(run, Role.OPERATOR)
+    assert await act(url, secret, None, "refuse", {"hardware": "an old card"}) == "an old card is refused"
+    done = await act(url, secret, None, "invite", {"uses": "3", "days": "0.5", "note": "friends"})
+    invite = await run.row(t.invites)
+    assert (invite.token_hash, invite.uses_left) == (hash_token(done.rpartition(" ")[2]), 3)
+    for wrong in ({"uses": "0.5"}, {"uses": "0"}, {"days": "-1"}, {"days": "nan"}, {"uses": "1e300"}, {"keys": "1"}):
+        with pytest.raises(UserError, match="400"):
+            await act(url, secret, None, "invite", wrong)
+    csrf = await log_in(client, run, Role.ADMIN)
+    page = await (await client.get("/run")).text()
+    assert 'aria-label="Admit an old card"' in page
+    fields = {"csrf": csrf, "action": "admit", "hardware": "an old card", "confirmed": "yes"}
+    assert "an old card is admitted" in await (await client.post("/run", data=fields)).text()
+    assert (await run.row(t.hardware)).decision == "admitted"
+    for table in t.metadata.sorted_tables:
+        assert done.rpartition(" ")[2] not in repr(await run.rows(table)), "an invitation is stored as a hash alone"
 
 
 async def test_a_revoked_token_ends_its_sessions(client: Client, run: StoredRun) -> None:
@@ -151,7 +156,7 @@ async def test_logging_out_ends_the_session_here(client: Client, run: StoredRun)
 
 
 async def test_cookies_and_pages_are_closed_to_scripts_and_other_sites(client: Client, run: StoredRun) -> None:
-    answer = await client.post("/login", data={"token": await token(run, Role.VIEWER)}, allow_redirects=False)
+    answer = await client.post("/login", data={"token": await token_of(run, Role.VIEWER)}, allow_redirects=False)
     cookie = answer.headers["Set-Cookie"]
     assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
     policy = (await client.get("/run")).headers["Content-Security-Policy"]
@@ -162,7 +167,7 @@ async def test_secrets_are_neither_stored_nor_logged(
     client: Client, run: StoredRun, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    secret = await token(run, Role.ADMIN)
+    secret = await token_of(run, Role.ADMIN)
     await client.post("/login", data={"token": secret})
     await client.post("/api/v1/admin/nonsense", headers={"Authorization": f"Bearer {secret}"}, data="{" * 10)
     await client.post("/api/v1/admin/pause", headers={"Authorization": f"Bearer {secret}x"})
@@ -172,7 +177,7 @@ async def test_secrets_are_neither_stored_nor_logged(
 
 
 async def test_rubbish_gets_no_internal_error(client: Client, run: StoredRun) -> None:
-    secret = await token(run, Role.ADMIN)
+    secret = await token_of(run, Role.ADMIN)
     headers = {"Authorization": f"Bearer {secret}"}
     for body in (
         "",
@@ -183,7 +188,7 @@ async def test_rubbish_gets_no_internal_error(client: Client, run: StoredRun) ->
         '{"worker": "\\u0000"}',
         "\ud800".encode("utf-8", "replace"),
     ):
-        for action in ("ban", "set", "nonsense"):
+        for action in ("ban", "set", "admit"):
             assert (await client.post(f"/api/v1/admin/{action}", data=body, headers=headers)).status == 400
     for cookie in ("a", "a.b.c", "..", "ü", "a." + "9" * 150 + ".c"):
         answer = await client.get("/run", headers={"Cookie": f"{COOKIE}={cookie}"}, allow_redirects=False)

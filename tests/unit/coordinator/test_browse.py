@@ -3,43 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 import pytest_asyncio
-from aiohttp.test_utils import TestClient, TestServer
 
-from coordinator.dashboard.access import Access
 from coordinator.dashboard.tokens import colour, level_of
-from coordinator.dashboard.views import Views
-from coordinator.metrics import Metrics
-from coordinator.operate import make_token
 from coordinator.operators import Role
 from coordinator.store import tables as t
 from protocol.rollout import RejectionReason
 from protocol.signing import Identity, SignedEnvelope
 from protocol.statement import open_statement
-from protocol.terms import RunTerms
-from tests.dashboard import settings_of
-from tests.factories import COORDINATOR, SECRET, make_terms
+from tests.dashboard import Client, serving, token_of
+from tests.factories import COORDINATOR
 from tests.stored_run import StoredRun, rejected
 
 EVIL = "<script>alert(1)</script>"
-Client = TestClient[Any, Any]
-
-
-async def read_terms() -> RunTerms:
-    return make_terms()
 
 
 @pytest_asyncio.fixture
 async def client(run: StoredRun) -> AsyncIterator[Client]:
     """A viewer's browser."""
-    access = Access(run.db, SECRET, encrypted=False)
-    views = Views(run.db, Metrics(), read_terms, access=access, settings=settings_of(run))
-    token = await make_token(run.db.engine.url.render_as_string(hide_password=False), "v", Role.VIEWER, None)
-    async with TestClient(TestServer(views.application())) as client:
-        await client.post("/login", data={"token": token})
+    async with serving(run) as client:
+        await client.post("/login", data={"token": await token_of(run, Role.VIEWER)})
         yield client
 
 

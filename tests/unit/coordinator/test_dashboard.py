@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -14,6 +13,7 @@ from coordinator.dashboard.access import Access
 from coordinator.dashboard.chart import line_chart
 from coordinator.dashboard.views import Views
 from coordinator.metrics import Metrics
+from coordinator.operators import Role
 from coordinator.store import events, hardware
 from coordinator.store import tables as t
 from coordinator.store.database import Database
@@ -22,7 +22,7 @@ from protocol.declaration import Declaration
 from protocol.rollout import RejectionReason
 from protocol.signing import Identity
 from protocol.terms import WELL_KNOWN_PATH, RunTerms, parse_terms
-from tests.dashboard import settings_of
+from tests.dashboard import Client, bearer, serving, settings_of
 from tests.factories import SECRET, make_terms
 from tests.stored_run import StoredRun, accepted, inconclusive, rejected
 
@@ -34,11 +34,16 @@ async def read_terms() -> RunTerms:
 
 
 @pytest_asyncio.fixture
-async def client(run: StoredRun) -> AsyncIterator[TestClient[Any, Any]]:
-    access = Access(run.db, SECRET, encrypted=False)
-    views = Views(run.db, Metrics(), read_terms, access=access, settings=settings_of(run))
-    async with TestClient(TestServer(views.application())) as client:
+async def stranger(run: StoredRun) -> AsyncIterator[Client]:
+    async with serving(run, EVIL) as client:
         yield client
+
+
+@pytest_asyncio.fixture
+async def client(stranger: Client, run: StoredRun) -> Client:
+    """A viewer's."""
+    stranger.session.headers.update(await bearer(run, Role.VIEWER))
+    return stranger
 
 
 async def use(run: StoredRun, alice: Identity, bob: Identity) -> None:
@@ -60,15 +65,15 @@ async def use(run: StoredRun, alice: Identity, bob: Identity) -> None:
     )
 
 
-async def test_an_empty_run_has_a_page(client: TestClient[Any, Any]) -> None:
+async def test_an_empty_run_has_a_page(client: Client) -> None:
     response = await client.get("/")
     page = await response.text()
     assert response.status == 200
-    assert page.count("active") == 2
+    assert page.count(">active<small>probation") == 2
 
 
 async def test_the_page_escapes_whatever_a_worker_says(
-    client: TestClient[Any, Any], run: StoredRun, alice: Identity, bob: Identity
+    client: Client, run: StoredRun, alice: Identity, bob: Identity
 ) -> None:
     await use(run, alice, bob)
     response = await client.get("/")
@@ -79,9 +84,7 @@ async def test_the_page_escapes_whatever_a_worker_says(
     assert "<polyline" in page, "charts are drawn, not escaped"
 
 
-async def test_the_api_tells_the_run_in_json(
-    client: TestClient[Any, Any], run: StoredRun, alice: Identity, bob: Identity
-) -> None:
+async def test_the_api_tells_the_run_in_json(client: Client, run: StoredRun, alice: Identity, bob: Identity) -> None:
     await use(run, alice, bob)
     status = await (await client.get("/api/v1/status")).json()
     assert (status["head_version"], status["live_leases"]) == (0, 0)
@@ -97,7 +100,7 @@ async def test_the_api_tells_the_run_in_json(
 
 
 async def test_two_inconclusive_results_are_an_alert_that_later_events_do_not_hide(
-    client: TestClient[Any, Any], run: StoredRun, alice: Identity
+    client: Client, run: StoredRun, alice: Identity
 ) -> None:
     (identifier,) = await run.work(alice, 1)
     await run.judge(inconclusive())
@@ -114,7 +117,7 @@ async def test_two_inconclusive_results_are_an_alert_that_later_events_do_not_hi
     assert status["rollouts"] == {"pending": 1}, "and it is no acceptance"
 
 
-async def test_evidence_is_shown_per_worker(client: TestClient[Any, Any], run: StoredRun, alice: Identity) -> None:
+async def test_evidence_is_shown_per_worker(client: Client, run: StoredRun, alice: Identity) -> None:
     bounds = (PooledClass(1, 0.0, 1.0, 8.0),)
     run.pooled = replace(COMPARISONS, tests=(PooledTest(PROOF_MANTISSA, ALERT, 0.01, bounds),))
     await run.work(alice, 1)
@@ -129,9 +132,7 @@ async def test_evidence_is_shown_per_worker(client: TestClient[Any, Any], run: S
     assert f"{PROOF_MANTISSA} {line['log_e']:.1f}" in page and "1 observations" in page
 
 
-async def test_metrics_parse_and_say_the_same(
-    client: TestClient[Any, Any], run: StoredRun, alice: Identity, bob: Identity
-) -> None:
+async def test_metrics_parse_and_say_the_same(client: Client, run: StoredRun, alice: Identity, bob: Identity) -> None:
     await use(run, alice, bob)
     families = text_string_to_metric_families(await (await client.get("/metrics")).text())
     values = {(sample.name, *sample.labels.values()): sample.value for family in families for sample in family.samples}
@@ -143,28 +144,26 @@ async def test_metrics_parse_and_say_the_same(
     assert values[("rollswarm_credits",)] == 12
 
 
-async def test_a_gauge_that_no_longer_holds_disappears(
-    client: TestClient[Any, Any], run: StoredRun, alice: Identity
-) -> None:
+async def test_a_gauge_that_no_longer_holds_disappears(client: Client, run: StoredRun, alice: Identity) -> None:
     await run.work(alice, 1)
     assert 'rollswarm_rollouts{state="pending"} 1.0' in await (await client.get("/metrics")).text()
     await run.judge()
     assert 'state="pending"' not in await (await client.get("/metrics")).text()
 
 
-async def test_workers_find_the_terms_and_the_origin_what_to_keep(client: TestClient[Any, Any], run: StoredRun) -> None:
+async def test_workers_find_the_terms_and_the_origin_what_to_keep(client: Client, run: StoredRun) -> None:
     body = await (await client.get(WELL_KNOWN_PATH)).read()
     assert parse_terms(body, "test") == make_terms(name=EVIL)
     assert await (await client.get("/api/v1/versions/required")).json() == {"versions": [0]}
 
 
-async def test_the_style_sheet_is_served_and_nothing_beside_it(client: TestClient[Any, Any]) -> None:
+async def test_the_style_sheet_is_served_and_nothing_beside_it(client: Client) -> None:
     assert (await client.get("/static/status.css")).status == 200
     for path in ("/static/../views.py", "/static/%2e%2e/views.py", "/nothing"):
         assert (await client.get(path)).status in (403, 404)
 
 
-async def test_health_follows_the_database(client: TestClient[Any, Any]) -> None:
+async def test_health_follows_the_database(client: Client) -> None:
     response = await client.get("/healthz")
     assert (response.status, await response.json()) == (200, {"status": "ok"})
 
@@ -198,7 +197,7 @@ def test_nothing_to_draw_draws_nothing() -> None:
 
 
 async def test_kinds_of_hardware_and_precision_classes_are_shown(
-    client: TestClient[Any, Any], run: StoredRun, alice: Identity
+    client: Client, run: StoredRun, alice: Identity
 ) -> None:
     async with run.db.write() as connection:
         await hardware.add(connection, EVIL, 1.0)
@@ -211,7 +210,7 @@ async def test_kinds_of_hardware_and_precision_classes_are_shown(
     assert status["precisions"] == {"bf16": 1}
     assert [alert["action"] for alert in status["alerts"]] == ["shadow"]
     page = await (await client.get("/")).text()
-    assert "<script>" not in page and "coordinator admit" in page
+    assert "<script>" not in page and "the operator's decision" in page
     metrics = await (await client.get("/metrics")).text()
     assert 'rollswarm_hardware_classes{state="shadow"} 1.0' in metrics
     assert 'rollswarm_shadow_rollouts{outcome="rejected"} 1.0' in metrics

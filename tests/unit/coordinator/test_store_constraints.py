@@ -13,6 +13,8 @@ from coordinator.store import database, leases, rollouts, versions, workers
 from coordinator.store import run as run_store
 from coordinator.store import tables as t
 from coordinator.store.database import Database
+from coordinator.store.leases import NewLease
+from coordinator.store.rollouts import NewRollout
 from protocol.errors import UserError
 from protocol.ledger import Entry, EntryKind, fold
 from protocol.policy import PolicyVersion
@@ -42,7 +44,8 @@ async def test_a_sample_has_one_live_lease(run: StoredRun, alice: Identity, bob:
     lease = await run.lease_one(alice)
     with pytest.raises(IntegrityError):
         async with run.db.write() as connection:
-            await leases.insert(connection, replace(lease, lease_id="second", worker_id=bob.key_id), 0.0)
+            second = NewLease(replace(lease, lease_id="second", worker_id=bob.key_id))
+            await leases.insert(connection, [second], 0.0)
     assert len(await run.rows(t.leases)) == 1
     assert (await run.row(t.samples, t.samples.c.sample_id == lease.sample_id)).attempts == 1
 
@@ -51,7 +54,8 @@ async def test_an_ended_lease_makes_room_for_another(run: StoredRun, alice: Iden
     lease = await run.lease_one(alice)
     await run.leasing.give_back(alice.key_id, [lease.lease_id])
     async with run.db.write() as connection:
-        await leases.insert(connection, replace(lease, lease_id="second", worker_id=bob.key_id), 0.0)
+        second = NewLease(replace(lease, lease_id="second", worker_id=bob.key_id))
+        await leases.insert(connection, [second], 0.0)
     await run_refuses_revival(run, lease.lease_id)
 
 
@@ -65,15 +69,8 @@ async def test_a_lease_is_answered_once(run: StoredRun, alice: Identity) -> None
     rollout = make_rollout(lease.lease_id, lease.sample_id, tokens=make_tokens(7))
     with pytest.raises(IntegrityError):
         async with run.db.write() as connection:
-            await rollouts.insert(
-                connection,
-                rollout_id="sha256:other",
-                rollout=rollout,
-                group_id="g0",
-                worker_id=alice.key_id,
-                envelope=sign_rollout(rollout, alice),
-                at=0.0,
-            )
+            other = NewRollout("sha256:other", rollout, "g0", alice.key_id, sign_rollout(rollout, alice))
+            await rollouts.insert(connection, [other], 0.0)
 
 
 async def test_a_sample_has_one_rollout_under_way(run: StoredRun, alice: Identity, bob: Identity) -> None:

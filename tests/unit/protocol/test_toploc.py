@@ -221,3 +221,23 @@ def test_nan_activations_raise_nothing_else() -> None:
 def test_no_modulus_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="distinct"):
         toploc.encode(np.array([5, 5]), np.array([1, 2], np.uint16))
+
+
+@pytest.mark.parametrize("k", [1, 7, 128])
+def test_many_proofs_are_well_formed_if_and_only_if_each_can_be_read(k: int) -> None:
+    random = np.random.default_rng(k)
+    good = np.concatenate([[toploc.PRIME], random.integers(1, toploc.PRIME, k)])
+    edges = [good, good.copy(), good.copy(), good.copy(), good.copy(), good.copy()]
+    edges[1][0], edges[2][0] = toploc.MODULUS_FLOOR, toploc.MODULUS_FLOOR + 1
+    edges[3][-1] = toploc.PRIME
+    edges[4][1 + k // 2 :] = 0
+    edges[5][2 + k // 2 :] = 0
+    proofs = [each.astype(">u2").tobytes() for each in edges]
+    proofs += [proofs[0][:-2], proofs[0] + b"\0\0", b""]
+    for proof in proofs:
+        try:
+            toploc.decode(proof, k)
+            readable = True
+        except ValueError:
+            readable = False
+        assert toploc.well_formed([proofs[0], proof], k) is readable

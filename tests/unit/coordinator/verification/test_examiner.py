@@ -11,15 +11,15 @@ from coordinator.store.rollouts import PendingRollout
 from coordinator.verification.examination import VLLM, ExaminerSettings
 from coordinator.verification.examiner import Examiner
 from coordinator.verification.resident import ResidentModels
-from coordinator.verification.thresholds import DEFAULTS
 from protocol.rollout import Outcome
 from tests.adversary.attacks.cheat import Cheat
 from tests.adversary.batch import write_all
+from tests.thresholds import BY_HAND
 from tests.tiny_model import EOS_TOKEN_ID, HIDDEN_SIZE, VOCABULARY, build_tiny_model
 from tests.unit.coordinator.verification.claims import make_claim, make_request
 from worker.engine import Weights
 
-SETTINGS = ExaminerSettings(1.0, (EOS_TOKEN_ID,), VOCABULARY, HIDDEN_SIZE, {"bf16": DEFAULTS})
+SETTINGS = ExaminerSettings(1.0, (EOS_TOKEN_ID,), VOCABULARY, HIDDEN_SIZE, {"bf16": BY_HAND})
 
 
 @pytest.fixture(scope="module")

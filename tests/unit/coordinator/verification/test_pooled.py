@@ -7,21 +7,22 @@ from typing import Any
 
 import pytest
 
-from coordinator.verification.pooled import COMPARISONS, DEFAULT_POOLED, NUMERIC, Pooled
-from coordinator.verification.thresholds import DEFAULTS, Thresholds
+from coordinator.verification.pooled import COMPARISONS, NUMERIC, Pooled
+from coordinator.verification.thresholds import Thresholds
 from protocol.errors import UserError
+from tests.thresholds import BY_HAND, BY_HAND_POOLED
 
 
 def mapping() -> dict[str, Any]:
-    return copy.deepcopy(DEFAULTS.to_mapping()["pooled"])
+    return copy.deepcopy(BY_HAND.to_mapping()["pooled"])
 
 
 def test_survives_a_mapping() -> None:
-    assert Pooled.from_mapping(mapping()) == DEFAULT_POOLED
+    assert Pooled.from_mapping(mapping()) == BY_HAND_POOLED
 
 
 def test_the_class_is_the_largest_that_is_reached() -> None:
-    (test,) = [test for test in DEFAULT_POOLED.tests if test.name == NUMERIC[0]]
+    (test,) = [test for test in BY_HAND_POOLED.tests if test.name == NUMERIC[0]]
     starts = [each.tokens_min for each in test.classes]
     assert [test.for_tokens(start) for start in starts] == list(test.classes)
     assert test.for_tokens(10_000) == test.classes[-1]
@@ -56,10 +57,10 @@ def test_names_the_field_that_is_wrong(path: tuple[Any, ...], value: object, mes
     else:
         inner[path[-1]] = value
     with pytest.raises(UserError, match=message):
-        Thresholds.from_mapping(DEFAULTS.to_mapping() | {"pooled": fields})
+        Thresholds.from_mapping(BY_HAND.to_mapping() | {"pooled": fields})
 
 
 def test_thresholds_without_them_still_compare_workers() -> None:
-    fields = DEFAULTS.to_mapping()
+    fields = BY_HAND.to_mapping()
     del fields["pooled"]
     assert Thresholds.from_mapping(fields).pooled == COMPARISONS

@@ -7,23 +7,24 @@ import pytest
 
 from coordinator.calibration.report import to_toml
 from coordinator.config import VerificationSection
-from coordinator.verification.thresholds import DEFAULTS, Thresholds, thresholds_of
+from coordinator.verification.thresholds import Thresholds, thresholds_of
 from protocol.errors import UserError
+from tests.thresholds import BY_HAND
 
 
 def test_the_class_of_a_chunk_is_the_largest_that_it_reaches() -> None:
-    assert [DEFAULTS.for_chunk(tokens).tokens_min for tokens in (1, 4, 5, 15, 16, 31, 32)] == [1, 1, 5, 5, 16, 16, 32]
+    assert [BY_HAND.for_chunk(tokens).tokens_min for tokens in (1, 4, 5, 15, 16, 31, 32)] == [1, 1, 5, 5, 16, 16, 32]
 
 
 def test_longer_rollouts_are_held_to_tighter_averages() -> None:
-    assert DEFAULTS.logprob_median_allowed(1) > DEFAULTS.logprob_median_allowed(5) > DEFAULTS.logprob_median_allowed(64)
-    per_token = [DEFAULTS.seed_sum_allowed(tokens) / tokens for tokens in (1, 5, 64)]
+    assert BY_HAND.logprob_median_allowed(1) > BY_HAND.logprob_median_allowed(5) > BY_HAND.logprob_median_allowed(64)
+    per_token = [BY_HAND.seed_sum_allowed(tokens) / tokens for tokens in (1, 5, 64)]
     assert per_token == sorted(per_token, reverse=True)
 
 
 def test_survives_a_mapping_and_a_file(tmp_path: Path) -> None:
-    assert Thresholds.from_mapping(DEFAULTS.to_mapping()) == DEFAULTS
-    fields = copy.deepcopy(DEFAULTS.to_mapping())
+    assert Thresholds.from_mapping(BY_HAND.to_mapping()) == BY_HAND
+    fields = copy.deepcopy(BY_HAND.to_mapping())
     chunks, pooled = fields.pop("chunks"), fields.pop("pooled")
     tests = pooled.pop("tests")
     lines = [f"{name} = {list(value) if isinstance(value, tuple) else value!r}" for name, value in fields.items()]
@@ -37,7 +38,7 @@ def test_survives_a_mapping_and_a_file(tmp_path: Path) -> None:
             lines += ["[[pooled.tests.classes]]", *(f"{name} = {value}" for name, value in each.items())]
     file = tmp_path / "thresholds.toml"
     file.write_text("\n".join(lines))
-    assert Thresholds.from_toml(file) == DEFAULTS
+    assert Thresholds.from_toml(file) == BY_HAND
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_survives_a_mapping_and_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_names_the_field_that_is_wrong(path: tuple[object, ...], value: object, message: str) -> None:
-    fields = copy.deepcopy(DEFAULTS.to_mapping())
+    fields = copy.deepcopy(BY_HAND.to_mapping())
     fields["chunks"] = list(fields["chunks"])
     inner = fields
     for step in path[:-1]:
@@ -81,11 +82,11 @@ def test_names_the_file(tmp_path: Path) -> None:
 
 def test_a_run_takes_its_thresholds_from_the_file_or_in_place(tmp_path: Path) -> None:
     file = tmp_path / "thresholds.toml"
-    file.write_text(to_toml(DEFAULTS))
-    assert thresholds_of(VerificationSection(thresholds_file=file)) == DEFAULTS
-    assert thresholds_of(VerificationSection(thresholds=DEFAULTS.to_mapping())) == DEFAULTS
+    file.write_text(to_toml(BY_HAND))
+    assert thresholds_of(VerificationSection(thresholds_file=file)) == BY_HAND
+    assert thresholds_of(VerificationSection(thresholds=BY_HAND.to_mapping())) == BY_HAND
     with pytest.raises(ValueError, match="keep one"):
-        VerificationSection(thresholds=DEFAULTS.to_mapping(), thresholds_file=file)
+        VerificationSection(thresholds=BY_HAND.to_mapping(), thresholds_file=file)
 
 
 def test_a_run_without_thresholds_is_told_to_calibrate() -> None:

@@ -11,10 +11,10 @@ from coordinator.verification.checks import Claim, run_checks
 from coordinator.verification.pooled import LOGPROB_GAP, NEAR_TIES, NEAR_TIES_LOST, NUMERIC, SEED_MARGIN
 from coordinator.verification.prefill import PrefillResult
 from coordinator.verification.resident import ResidentModels, prefill_rollouts
-from coordinator.verification.thresholds import DEFAULTS
 from protocol import toploc
 from protocol.errors import OurFault
 from protocol.rollout import EOS_LOGPROB, Outcome, RejectionReason, StopReason, Verdict, VersionSpan
+from tests.thresholds import BY_HAND
 from tests.tiny_model import build_tiny_model
 from tests.unit.coordinator.verification.claims import (
     alter,
@@ -84,7 +84,7 @@ def honest(folders: dict[str, Path]) -> list[Claim]:
 
 def judge(claims: list[Claim], models: ResidentModels) -> list[Verdict]:
     found = prefill_rollouts([to_prefill(claim, key) for key, claim in enumerate(claims)], models)
-    return [run_checks(claim, found[key], DEFAULTS) for key, claim in enumerate(claims)]
+    return [run_checks(claim, found[key], BY_HAND) for key, claim in enumerate(claims)]
 
 
 def proven(claims: list[Claim], models: ResidentModels) -> list[Claim]:
@@ -226,7 +226,7 @@ def test_eos_put_where_the_model_would_go_on(honest: list[Claim], models: Reside
     [flattering] = proven([cut], models)
     assert reasons(judge([flattering], models)) == {RejectionReason.SEED}
     found = prefill_rollouts([to_prefill(flattering)], models)[0]
-    strict = replace(DEFAULTS, eos_logprob_min=float(found.logprobs_T[-1]) + 0.1)
+    strict = replace(BY_HAND, eos_logprob_min=float(found.logprobs_T[-1]) + 0.1)
     assert run_checks(flattering, found, strict).reason is RejectionReason.TERMINATION
 
 
@@ -238,7 +238,7 @@ def test_what_breaks_on_our_side_is_never_the_workers_failure(honest: list[Claim
     shorter = PrefillResult.concatenate([found, found])
     for broken in (nan, narrow, shorter):
         with pytest.raises(OurFault):
-            run_checks(claim, broken, DEFAULTS)
+            run_checks(claim, broken, BY_HAND)
 
 
 def test_details_tell_the_contributor_what_to_do(honest: list[Claim], models: ResidentModels) -> None:

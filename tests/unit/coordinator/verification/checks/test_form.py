@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from coordinator.verification.checks import Claim, FormCheck, TerminationCheck, run_checks
-from coordinator.verification.thresholds import DEFAULTS
 from protocol import toploc
 from protocol.rollout import (
     Author,
@@ -19,6 +18,7 @@ from protocol.rollout import (
     StopReason,
     VersionSpan,
 )
+from tests.thresholds import BY_HAND
 from tests.unit.coordinator.verification.claims import alter, with_tokens
 
 VOCABULARY, HIDDEN, EOS, LIMIT = 50, 16, 49, 70
@@ -55,7 +55,7 @@ def make_form_claim(tokens: int = LIMIT, *, eos: bool = False, borders: tuple[in
     ids=["full", "one", "short", "eos-at-the-limit", "three-spans"],
 )
 def test_honest_forms_pass(claim: Claim) -> None:
-    verdict = run_checks(claim, None, DEFAULTS)
+    verdict = run_checks(claim, None, BY_HAND)
     assert (verdict.outcome, verdict.audited, verdict.detail) == (Outcome.ACCEPTED, False, "")
 
 
@@ -114,7 +114,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize(("claim", "message"), MALFORMED.values(), ids=MALFORMED)
 def test_malformed_rollouts_are_rejected_in_words(claim: Claim, message: str) -> None:
-    verdict = run_checks(claim, None, DEFAULTS)
+    verdict = run_checks(claim, None, BY_HAND)
     assert (verdict.outcome, verdict.reason) == (Outcome.REJECTED, RejectionReason.FORM)
     assert message in verdict.detail
 
@@ -141,7 +141,7 @@ def test_environment_segments_are_what_the_environment_wrote() -> None:
 def test_ends_only_by_eos_or_at_the_limit(claim: Claim, message: str) -> None:
     result = TerminationCheck()(claim)
     assert not result.passed and message in result.detail
-    verdict = run_checks(claim, None, DEFAULTS)
+    verdict = run_checks(claim, None, BY_HAND)
     assert (verdict.outcome, verdict.reason) == (Outcome.REJECTED, RejectionReason.TERMINATION)
 
 
@@ -155,5 +155,5 @@ def in_pieces(claim: Claim, *borders: int) -> Claim:
 def test_one_turn_is_one_segment(borders: tuple[int, ...]) -> None:
     claim = with_tokens(make_form_claim(7, eos=True), (1, 2, 3, EOS, 4, 5, EOS))  # goes on after the first EOS
     assert not TerminationCheck()(claim).passed
-    verdict = run_checks(in_pieces(claim, *borders), None, DEFAULTS)
+    verdict = run_checks(in_pieces(claim, *borders), None, BY_HAND)
     assert (verdict.outcome, verdict.reason) == (Outcome.REJECTED, RejectionReason.FORM)

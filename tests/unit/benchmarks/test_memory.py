@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 
-from tests.soak.memory import slope
+from benchmarks.memory import slope
 
 _MIB = 2**20
 

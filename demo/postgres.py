@@ -1,4 +1,4 @@
-"""A real PostgreSQL for the tests, started by the session itself: an unprivileged process on a Unix socket.
+"""A real PostgreSQL for tests and benchmarks, started by whoever needs it: an unprivileged process on a Unix socket.
 
 No port is taken, nothing is installed, and everything lies in one temporary folder.
 """
@@ -10,11 +10,14 @@ import pwd
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 _UNPRIVILEGED = ("postgres", "nobody")
 # Durability is PostgreSQL's own business; without it a test's database costs milliseconds.
-_SETTINGS = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "listen_addresses": "''"}
+_FLEETING = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+_START_PATIENCE_S = 30.0
+_START_RETRY_S = 0.2
 
 
 def find_binaries() -> Path | None:
@@ -26,10 +29,11 @@ def find_binaries() -> Path | None:
 
 
 class Postgres:
-    """A running server. `url(name)` names a database of it."""
+    """A running server. `url(name)` names a database of it. `durable`: what is committed survives a power cut."""
 
-    def __init__(self, binaries: Path) -> None:
+    def __init__(self, binaries: Path, *, durable: bool = False) -> None:
         self._binaries = binaries
+        self._settings = {"listen_addresses": "''", **({} if durable else _FLEETING)}
         self._user = next(name for name in _UNPRIVILEGED if _exists(name)) if os.getuid() == 0 else None
         self._folder = Path(tempfile.mkdtemp(prefix="rollswarm-pg-"))
         if self._user is not None:
@@ -37,8 +41,25 @@ class Postgres:
             os.chown(self._folder, account.pw_uid, account.pw_gid)
         self._data = self._folder / "data"
         self._run("initdb", "-D", self._data, "-U", "rollswarm", "-A", "trust", "-E", "UTF8", "--no-sync", "-N")
-        options = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
-        self._pg_ctl("start", "-w", "-l", self._folder / "log", "-o", f"-k {self._folder} {options}")
+        self.start()
+
+    @property
+    def pid(self) -> int:
+        """The id of the server's first process, whose children the others are."""
+        return int((self._data / "postmaster.pid").read_text().split()[0])
+
+    def start(self) -> None:
+        """Start the server, or start it again after it was killed: it waits for what is left of its processes to end."""
+        options = " ".join(f"-c {name}={value}" for name, value in self._settings.items())
+        deadline = time.monotonic() + _START_PATIENCE_S
+        while True:
+            try:
+                self._pg_ctl("start", "-w", "-l", self._folder / "log", "-o", f"-k {self._folder} {options}")
+                return
+            except AssertionError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_START_RETRY_S)
 
     def url(self, database: str) -> str:
         return f"postgresql+asyncpg://rollswarm@/{database}?host={self._folder}"

@@ -1,0 +1,104 @@
+"""Executes many verdicts in one transaction: acceptances by few statements for all of them, everything else one by one.
+
+What a verdict does is `coordinator.verdicts`' to say; this module does the same for several, and falls back to it wherever
+something is out of the ordinary.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import Row
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from coordinator import evidence, verdicts
+from coordinator.evidence import Alarm
+from coordinator.store import events, groups, hardware, rollouts, workers
+from coordinator.store.evidence import Book
+from coordinator.verdicts import Rules
+from protocol.ledger import Entry, EntryKind
+from protocol.rollout import Outcome, Verdict
+
+
+async def record_all(
+    connection: AsyncConnection, found: Mapping[str, Verdict], *, verifier: str, at: float, rules: Rules
+) -> int:
+    """Write verdicts by rollout; how many were written. One whose claim this verifier no longer holds is not."""
+    rows = {
+        row.rollout_id: row
+        for row in await rollouts.get_all(connection, list(found))
+        if row.state == "verifying" and row.verifier == verifier
+    }
+    accepted = [row for row in rows.values() if found[row.rollout_id].outcome is Outcome.ACCEPTED]
+    await _accept(connection, accepted, found, verifier, at, rules)
+    for rollout_id in rows:
+        if found[rollout_id].outcome is not Outcome.ACCEPTED:
+            await verdicts.record(connection, rollout_id, found[rollout_id], verifier=verifier, at=at, rules=rules)
+    return len(rows)
+
+
+async def _accept(
+    connection: AsyncConnection,
+    rows: Sequence[Row],
+    found: Mapping[str, Verdict],
+    verifier: str,
+    at: float,
+    rules: Rules,
+) -> None:
+    if not rows:
+        return
+    await verdicts.insert(connection, {row.rollout_id: found[row.rollout_id] for row in rows}, verifier, at)
+    standings = await workers.known(connection, sorted({row.worker_id for row in rows}))
+    good = [row for row in rows if not standings[row.worker_id].standing.banned]
+    for row in rows:
+        if standings[row.worker_id].standing.banned:
+            await rollouts.drop(connection, row, "banned", at, sample_state="waiting")
+    await _credit(connection, good, {name: known.standing.accepted for name, known in standings.items()}, at, rules)
+    completed = await _put_into_groups(connection, good, at)
+    shadows = await hardware.shadow_classes(connection, [row.lease_id for row in good])
+    for name, count in Counter(shadows.values()).items():
+        await hardware.count_verdict(connection, name, accepted=True, count=count)
+    book = Book(connection, at)
+    await book.read({row.worker_id for row in good})
+    alarms: list[Alarm] = []
+    for row in good:
+        verdict = found[row.rollout_id]
+        if verdict.audited:
+            observed, pooled = events.finite(verdict.observations), rules.pooled_of(row.precision)
+            in_shadow = row.lease_id in shadows
+            alarms += await evidence.add(book, row.worker_id, observed, row.tokens, pooled, shadow=in_shadow)
+    alarms += await evidence.compare_groups(book, completed, next(iter(rules.pooled.values())))
+    await book.write()
+    await verdicts.act_on(connection, alarms, at, rules.max_strikes)
+
+
+async def _credit(
+    connection: AsyncConnection, rows: Sequence[Row], accepted: Mapping[str, int], at: float, rules: Rules
+) -> None:
+    """One credit each, and word of who has left probation by them."""
+    await workers.credit(
+        connection, [Entry(row.worker_id, EntryKind.CREDIT, row.tokens, row.rollout_id) for row in rows], at
+    )
+    for worker_id, count in Counter(row.worker_id for row in rows).items():
+        if accepted[worker_id] < rules.probation_rollouts <= accepted[worker_id] + count:
+            detail = f"{rules.probation_rollouts} rollouts accepted: probation is over"
+            await events.record(
+                connection, at=at, actor="verifier", action="established", subject=worker_id, detail=detail
+            )
+
+
+async def _put_into_groups(connection: AsyncConnection, rows: Sequence[Row], at: float) -> list[Row]:
+    """The groups that these rollouts complete, which are ready then."""
+    theirs = {row.group_id: row for row in await groups.get_all(connection, sorted({row.group_id for row in rows}))}
+    in_time = [row for row in rows if theirs[row.group_id].state == "open"]
+    for row in rows:
+        if theirs[row.group_id].state != "open":
+            # Its group went out incomplete, or was dropped: the work is credited, but comes too late to be trained on.
+            await rollouts.drop(connection, row, "late", at, sample_state="dropped")
+    await rollouts.set_state(connection, [row.rollout_id for row in in_time], "accepted")
+    await groups.set_samples(connection, [row.sample_id for row in in_time], "accepted")
+    touched = sorted({row.group_id for row in in_time})
+    completed = sorted(set(touched) - await groups.incomplete(connection, touched))
+    await groups.set_states(connection, completed, "ready")
+    return [theirs[group_id] for group_id in completed]

@@ -1,0 +1,117 @@
+"""Workers that wait for leases: one question to the database answers all of them, however many they are.
+
+Who comes is served with those who come at the same time. Who got nothing stands in line, in the order of arrival, and the
+line looks again a few times a second, by one cheap read while nothing can be had. What is waited for (verdicts, steps,
+versions, other replicas' leases) is written by other processes, so the database is asked rather than an event awaited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import dataclass
+
+from coordinator.granting import Granted, Request
+from coordinator.leasing import Leasing
+
+log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 0.25
+_AT_ONCE = 64
+
+
+@dataclass(eq=False)
+class _Waiter:
+    request: Request
+    deadline: float  # monotonic
+    answer: Granted
+    future: asyncio.Future[Granted]
+
+
+class Line:
+    """Stands between calls that wait and `leasing`. It costs nothing while nobody waits."""
+
+    def __init__(self, leasing: Leasing) -> None:
+        self._leasing = leasing
+        self._waiters: list[_Waiter] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def acquire(self, worker_id: str, wanted: int, wait_s: float) -> Granted:
+        """Leases, or after `wait_s` the reason why there are none. Raises WorkerFault for who is banned or unknown.
+
+        A caller that goes away while leases are granted to it gives them back.
+        """
+        deadline = time.monotonic() + wait_s
+        asked = asyncio.ensure_future(self._leasing.acquire(worker_id, wanted))
+        try:
+            granted = await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            asked.add_done_callback(lambda done: self._abandon(worker_id, done))
+            raise
+        if granted.leases or time.monotonic() >= deadline:
+            return granted
+        waiter = _Waiter(Request(worker_id, wanted), deadline, granted, asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._serve())
+        try:
+            return await waiter.future
+        finally:
+            with contextlib.suppress(ValueError):
+                self._waiters.remove(waiter)
+
+    async def _serve(self) -> None:
+        """Until the line is empty."""
+        while self._waiters:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            try:
+                if self._waiters and await self._leasing.has_room():
+                    await self._look()
+            except Exception:
+                log.exception("the line could not look; it goes on", extra={"action": "line_error"})
+            now = time.monotonic()
+            for waiter in [each for each in self._waiters if now >= each.deadline]:
+                self._answer(waiter, waiter.answer)
+
+    async def _look(self) -> None:
+        """Ask for those in line, the first first, until nothing is left."""
+        waiters = list(self._waiters)
+        for begin in range(0, len(waiters), _AT_ONCE):
+            asked = [each for each in waiters[begin : begin + _AT_ONCE] if not each.future.done()]
+            answers = await self._leasing.acquire_many([each.request for each in asked])
+            for waiter, answer in zip(asked, answers, strict=True):
+                if isinstance(answer, Exception) or answer.leases:
+                    self._answer(waiter, answer)
+                else:
+                    waiter.answer = answer
+            if answers and all(isinstance(each, Granted) and each.reason == "capacity" for each in answers):
+                return
+
+    def _answer(self, waiter: _Waiter, answer: Granted | Exception) -> None:
+        with contextlib.suppress(ValueError):
+            self._waiters.remove(waiter)
+        if isinstance(answer, Exception):
+            if not waiter.future.done():
+                waiter.future.set_exception(answer)
+        elif waiter.future.done():
+            self._give_back(waiter.request.worker_id, answer)
+        else:
+            waiter.future.set_result(answer)
+
+    def _abandon(self, worker_id: str, asked: asyncio.Future[Granted]) -> None:
+        if not asked.cancelled() and asked.exception() is None:
+            self._give_back(worker_id, asked.result())
+
+    def _give_back(self, worker_id: str, granted: Granted) -> None:
+        if granted.leases:
+            ids = [lease.lease_id for lease, _ in granted.leases]
+            task = asyncio.ensure_future(self._leasing.give_back(worker_id, ids))
+            task.add_done_callback(_log_failure)
+
+
+def _log_failure(task: asyncio.Future[int]) -> None:
+    """Leases that could not be given back run out by themselves."""
+    if not task.cancelled() and task.exception() is not None:
+        log.warning("leases of a caller that went away run out: %r", task.exception(), extra={"action": "line_error"})
