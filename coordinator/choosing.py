@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -44,6 +45,8 @@ class Waiting:
         Where only this worker's share of the waiting groups is used up, it gets fewer, unless it would get none: others
         are there to take them, and every new group delays those that are open.
         """
+        if group_samples is None and not self._held.get(worker_id) and len(self._samples) >= count:
+            return self._take(worker_id, list(islice(self._samples.values(), count)))  # the usual case, at once
         used = await self._used(worker_id) if group_samples is not None else {}
         full = {group_id for group_id, n in used.items() if group_samples is not None and n >= group_samples}
         while True:

@@ -344,8 +344,9 @@ class TrainerClient:
         metrics: Mapping[str, float],
         dropped: Mapping[str, int],
         trained: Sequence[str],
+        alarms: Mapping[str, str] | None = None,
     ) -> None:
-        """Report what one step did."""
+        """Report what one step did. `alarms`: those that last, a sentence by name."""
         request = trainer_pb2.ReportStepRequest(
             batch=batch,
             trainer_version=trainer_version,
@@ -353,6 +354,7 @@ class TrainerClient:
             metrics=dict(metrics),
             dropped=dict(dropped),
             trained_rollout_ids=trained,
+            alarms=dict(alarms or {}),
         )
         await self._call(self._stub.ReportStep, request)
 

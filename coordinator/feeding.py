@@ -12,11 +12,12 @@ from sqlalchemy import Row, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator import groups as rules
+from coordinator import step_alarms
 from coordinator.groups import Drop, Member, Reopen, Serve
 from coordinator.leasing import Scheduling
 from coordinator.store import database, events, groups, leases, rollouts, versions
 from coordinator.store import tables as t
-from coordinator.store.database import Database
+from coordinator.store.database import Database, padded
 from coordinator.store.groups import unpack_tokens
 from coordinator.withdrawal import Withdrawal, withdraw
 from protocol.errors import UserError
@@ -29,6 +30,7 @@ from protocol.signing import SignedEnvelope
 from protocol.wire import floats_from_bytes, rollout_from_payload
 
 _CANDIDATES = 64
+_LOADED_AT_ONCE = 8  # groups
 _ANSWER_TOKENS = 4 << 20  # some 14 bytes each; a message has at most 256 MiB, and one group may go over this
 
 
@@ -88,22 +90,23 @@ class Feeding:
             assigned = list(
                 await connection.execute(select(t.groups).where(t.groups.c.batch == batch).order_by(t.groups.c.ordinal))
             )
-            for group in await groups.candidates(connection, at, _CANDIDATES):
-                if len(assigned) >= max_groups:
-                    break
-                if await self._offer(connection, group, batch, trainer_version, at):
-                    assigned.append(group)
+            candidates = await groups.candidates(connection, at, _CANDIDATES) if len(assigned) < max_groups else []
+            while candidates and len(assigned) < max_groups:
+                missing = max_groups - len(assigned)
+                assigned += await self._offer(connection, candidates[:missing], batch, trainer_version, at)
+                candidates = candidates[missing:]
             return await self._answer(connection, [group for group in assigned if group.group_id not in set(held)])
 
     async def _answer(self, connection: AsyncConnection, wanted: Sequence[Row]) -> list[RolloutGroup]:
         """As many groups as a message may hold, at least one; the trainer asks again for the others."""
         answer: list[RolloutGroup] = []
         tokens = 0
-        for group in wanted:
-            answer.append(await self._load(connection, group))
-            tokens += sum(len(item.rollout.token_ids) for item in answer[-1].rollouts)
-            if tokens >= _ANSWER_TOKENS:
-                break
+        for begin in range(0, len(wanted), _LOADED_AT_ONCE):
+            for group in await self._load(connection, wanted[begin : begin + _LOADED_AT_ONCE]):
+                answer.append(group)
+                tokens += sum(len(item.rollout.token_ids) for item in group.rollouts)
+                if tokens >= _ANSWER_TOKENS:
+                    return answer
         return answer
 
     async def _open_batch(self, connection: AsyncConnection, batch: int, trainer_version: int, at: float) -> None:
@@ -115,65 +118,75 @@ class Feeding:
         await connection.execute(t.batches.insert().values(batch=batch, trainer_version=trainer_version, opened_at=at))
 
     async def _offer(
-        self, connection: AsyncConnection, group: Row, batch: int, trainer_version: int, at: float
-    ) -> bool:
-        """Apply the staleness gate to one group; True if it is served now."""
-        rows = {row.rollout_id: row for row in await groups.accepted_rollouts(connection, group.group_id)}
-        decision = rules.decide(
-            [Member(row.rollout_id, row.oldest_version) for row in rows.values()],
-            trainer_version=trainer_version,
-            max_staleness=self._scheduling.max_staleness,
-            min_group=self._scheduling.min_group,
-            past_deadline=at >= group.deadline,
-        )
-        for rollout_id in decision.stale:
-            sample_state = "waiting" if isinstance(decision, Reopen) else "dropped"
-            await rollouts.drop(connection, rows[rollout_id], "stale", at, sample_state=sample_state)
-        if isinstance(decision, Reopen):
-            await groups.set_state(connection, group.group_id, "open")
-            return False
-        await self._close(connection, group.group_id)
-        if isinstance(decision, Drop):
-            for rollout_id in decision.orphaned:
-                await rollouts.drop(connection, rows[rollout_id], "incomplete_group", at, sample_state="dropped")
-            await groups.set_state(connection, group.group_id, "dropped")
-            return False
-        await self._consume(connection, group.group_id, decision, rows, batch, trainer_version)
-        return True
+        self, connection: AsyncConnection, offered: Sequence[Row], batch: int, trainer_version: int, at: float
+    ) -> list[Row]:
+        """Apply the staleness gate to these groups; those that are served now."""
+        accepted = await groups.accepted_rollouts(connection, [group.group_id for group in offered])
+        served: list[tuple[Row, Serve]] = []
+        for group in offered:
+            rows = {row.rollout_id: row for row in accepted[group.group_id]}
+            decision = rules.decide(
+                [Member(row.rollout_id, row.oldest_version) for row in rows.values()],
+                trainer_version=trainer_version,
+                max_staleness=self._scheduling.max_staleness,
+                min_group=self._scheduling.min_group,
+                past_deadline=at >= group.deadline,
+            )
+            for rollout_id in decision.stale:
+                sample_state = "waiting" if isinstance(decision, Reopen) else "dropped"
+                await rollouts.drop(connection, rows[rollout_id], "stale", at, sample_state=sample_state)
+            if isinstance(decision, Reopen):
+                await groups.set_state(connection, group.group_id, "open")
+            elif isinstance(decision, Drop):
+                await self._close(connection, [group.group_id])
+                for rollout_id in decision.orphaned:
+                    await rollouts.drop(connection, rows[rollout_id], "incomplete_group", at, sample_state="dropped")
+                await groups.set_state(connection, group.group_id, "dropped")
+            else:
+                served.append((group, decision))
+        await self._serve(connection, served, accepted, batch, trainer_version)
+        return [group for group, _ in served]
 
-    async def _close(self, connection: AsyncConnection, group_id: str) -> None:
-        """Nothing more is generated for this group."""
-        for lease in await leases.live_of_group(connection, group_id):
+    async def _close(self, connection: AsyncConnection, group_ids: Sequence[str]) -> None:
+        """Nothing more is generated for these groups."""
+        for lease in await leases.live_of_groups(connection, group_ids):
             await leases.release(connection, finish(lease, LeaseState.REVOKED))
-        await groups.drop_samples(connection, group_id)
+        await groups.drop_samples(connection, group_ids)
 
-    async def _consume(
+    async def _serve(
         self,
         connection: AsyncConnection,
-        group_id: str,
-        decision: Serve,
-        rows: Mapping[str, Row],
+        served: Sequence[tuple[Row, Serve]],
+        accepted: Mapping[str, Sequence[Row]],
         batch: int,
         trainer_version: int,
     ) -> None:
-        await groups.assign(connection, group_id, batch)
-        await rollouts.set_state(connection, decision.fresh, "served")
+        if not served:
+            return
+        ids = [group.group_id for group, _ in served]
+        fresh = {rollout_id for _, decision in served for rollout_id in decision.fresh}
+        await self._close(connection, ids)
+        await groups.assign(connection, ids, batch)
+        await rollouts.set_state(connection, sorted(fresh), "served")
         await connection.execute(
             t.consumptions.insert(),
             [
                 {
-                    "rollout_id": rollout_id,
+                    "rollout_id": row.rollout_id,
                     "batch": batch,
-                    "staleness": staleness(trainer_version, rows[rollout_id].oldest_version),
+                    "staleness": staleness(trainer_version, row.oldest_version),
                     "trained": False,
                 }
-                for rollout_id in decision.fresh
+                for group_id in ids
+                for row in accepted[group_id]
+                if row.rollout_id in fresh
             ],
         )
 
-    async def _load(self, connection: AsyncConnection, group: Row) -> RolloutGroup:
+    async def _load(self, connection: AsyncConnection, wanted: Sequence[Row]) -> list[RolloutGroup]:
         rows = await connection.execute(
             select(
+                t.rollouts.c.group_id,
                 t.rollouts.c.rollout_id,
                 t.rollouts.c.sample_id,
                 t.rollouts.c.worker_id,
@@ -185,16 +198,12 @@ class Feeding:
             .join(t.payloads, t.payloads.c.rollout_id == t.rollouts.c.rollout_id)
             .join(t.verdicts, t.verdicts.c.rollout_id == t.rollouts.c.rollout_id)
             .join(t.consumptions, t.consumptions.c.rollout_id == t.rollouts.c.rollout_id)
-            .where(t.rollouts.c.group_id == group.group_id)
+            .where(t.rollouts.c.group_id.in_(padded([group.group_id for group in wanted])))
             .order_by(t.rollouts.c.sample_id)
         )
-        return RolloutGroup(
-            group_id=group.group_id,
-            task_id=f"{group.environment}/{group.task_index}",
-            environment=group.environment,
-            prompt_token_ids=unpack_tokens(group.prompt_token_ids),
-            n_requested=group.n_samples,
-            rollouts=tuple(
+        members: dict[str, list[VerifiedRollout]] = {group.group_id: [] for group in wanted}
+        for row in rows:
+            members[row.group_id].append(
                 VerifiedRollout(
                     rollout_id=row.rollout_id,
                     sample_id=row.sample_id,
@@ -204,9 +213,18 @@ class Feeding:
                     old_logprobs=floats_from_bytes(row.old_logprobs),
                     audited=row.audited,
                 )
-                for row in rows
-            ),
-        )
+            )
+        return [
+            RolloutGroup(
+                group_id=group.group_id,
+                task_id=f"{group.environment}/{group.task_index}",
+                environment=group.environment,
+                prompt_token_ids=unpack_tokens(group.prompt_token_ids),
+                n_requested=group.n_samples,
+                rollouts=tuple(members[group.group_id]),
+            )
+            for group in wanted
+        ]
 
     async def acknowledge(self, through_batch: int) -> int:
         """A checkpoint holds every batch up to this one: they are never served again. Returns how many were new."""
@@ -241,20 +259,24 @@ class Feeding:
         metrics: Mapping[str, float],
         dropped: Mapping[str, int],
         trained: Sequence[str],
+        alarms: Mapping[str, str] | None = None,
     ) -> None:
         """Record what a step did. A repeated report (after a crash) replaces the earlier one.
 
         A number that is not finite is left out: JSON has none, and PostgreSQL would refuse the whole report.
+        `alarms`: those that last, a sentence by name; one that begins or ends is an audit event.
         """
+        alarms = alarms or {}
         async with self._db.write() as connection:
             at = await database.now(connection)
+            await self._record_alarms(connection, batch, trainer_version, alarms, at)
             await connection.execute(t.steps.delete().where(t.steps.c.batch == batch))
             await connection.execute(
                 t.steps.insert().values(
                     batch=batch,
                     trainer_version=trainer_version,
                     optimizer_steps=optimizer_steps,
-                    metrics=events.finite(metrics),
+                    metrics=step_alarms.with_alarms(events.finite(metrics), alarms),
                     dropped=dict(dropped),
                     reported_at=at,
                 )
@@ -263,4 +285,28 @@ class Feeding:
                 update(t.consumptions)
                 .where(t.consumptions.c.batch == batch, t.consumptions.c.rollout_id.in_(list(trained)))
                 .values(trained=True)
+            )
+
+    async def _record_alarms(
+        self, connection: AsyncConnection, batch: int, trainer_version: int, alarms: Mapping[str, str], at: float
+    ) -> None:
+        """Call before the step's earlier report is replaced."""
+        rows = await connection.execute(
+            select(t.steps.c.batch, t.steps.c.metrics).where(t.steps.c.batch.in_((batch - 1, batch)))
+        )
+        known = {row.batch: step_alarms.lasting(row.metrics) for row in rows}
+        begun, over = step_alarms.changes(alarms, known.get(batch - 1, frozenset()), known.get(batch))
+        where = f"batch {batch}, version {trainer_version}"
+        for name in begun:
+            await events.record(
+                connection,
+                at=at,
+                actor="trainer",
+                action="trainer_alarm",
+                subject=name,
+                detail=f"{alarms[name]} ({where})",
+            )
+        for name in over:
+            await events.record(
+                connection, at=at, actor="trainer", action="trainer_alarm_over", subject=name, detail=where
             )

@@ -76,18 +76,22 @@ class Line:
                 self._answer(waiter, waiter.answer)
 
     async def _look(self) -> None:
-        """Ask for those in line, the first first, until nothing is left."""
-        waiters = list(self._waiters)
-        for begin in range(0, len(waiters), _AT_ONCE):
-            asked = [each for each in waiters[begin : begin + _AT_ONCE] if not each.future.done()]
+        """Ask for the first in line, and go on while somebody gets something: what one look costs is bounded, however long
+        the line is. Whom it is not the capacity that holds back goes to the end of the line, behind those not asked yet."""
+        granted = True
+        while granted and self._waiters:
+            asked = self._waiters[:_AT_ONCE]
             answers = await self._leasing.acquire_many([each.request for each in asked])
+            granted = False
             for waiter, answer in zip(asked, answers, strict=True):
                 if isinstance(answer, Exception) or answer.leases:
+                    granted = True
                     self._answer(waiter, answer)
-                else:
-                    waiter.answer = answer
-            if answers and all(isinstance(each, Granted) and each.reason == "capacity" for each in answers):
-                return
+                    continue
+                waiter.answer = answer
+                if answer.reason != "capacity" and waiter in self._waiters:
+                    self._waiters.remove(waiter)
+                    self._waiters.append(waiter)
 
     def _answer(self, waiter: _Waiter, answer: Granted | Exception) -> None:
         with contextlib.suppress(ValueError):

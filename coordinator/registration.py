@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -11,10 +12,13 @@ from coordinator.hardware import HardwareRules, HardwareState, state_of
 from coordinator.joining import ANYONE, JoinRule, check
 from coordinator.store import database, events, hardware, workers
 from coordinator.store.database import Database
+from coordinator.together import Together
 from protocol.declaration import Declaration
-from protocol.errors import UserError
+from protocol.errors import RollswarmError, UserError
 from protocol.signing import CHALLENGE, DECLARATION, SignedEnvelope, open_envelope
 from protocol.wire import declaration_from_payload
+
+_MOST = 32  # in one transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,16 @@ class Joined:
     notice: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Newcomer:
+    """Whose key has signed the challenge."""
+
+    challenge: bytes
+    worker_id: str
+    declared: Declaration | None
+    about: About
+
+
 class Joining:
     """The door for workers. `precisions`: the classes that the run admits; `rule`: what it asks of a key that is new."""
 
@@ -56,6 +70,7 @@ class Joining:
         self._secret = secret
         self._precisions = precisions
         self._rules = hardware_rules
+        self._together = Together(self._join_many, _MOST)
 
     async def join(self, challenge: SignedEnvelope, declaration: SignedEnvelope | None, about: About) -> Joined:
         """Register. Without a declaration, what the worker declared before stays.
@@ -69,30 +84,45 @@ class Joining:
             signed = open_envelope(declaration, DECLARATION, pinned=(worker_id,))
             declared = declaration_from_payload(signed, issued)
             require_precision(declared.precision, self._precisions)
+        return await self._together.do(_Newcomer(issued, worker_id, declared, about))
+
+    async def _join_many(self, newcomers: Sequence[_Newcomer]) -> list[Joined | Exception]:
+        """Several in one transaction; what one is refused for undoes nothing of the others."""
+        answers: list[Joined | Exception] = []
         async with self._db.write() as connection:
             at = await database.now(connection)
-            tokens.check_challenge(self._secret, issued, worker_id, at)
-            if await workers.standing(connection, worker_id) is None:
-                await check(
-                    connection,
-                    self._rule,
-                    run_id=self._run_id,
-                    key_id=worker_id,
-                    invite=about.invite,
-                    nonce=about.work_nonce,
-                    at=at,
-                )
-            notice = "" if declared is None else await self._note(connection, worker_id, declared, at)
-            await workers.register(
+            for newcomer in newcomers:
+                try:
+                    async with connection.begin_nested():
+                        answers.append(await self._let_in(connection, newcomer, at))
+                except RollswarmError as error:
+                    answers.append(error)
+        return answers
+
+    async def _let_in(self, connection: AsyncConnection, newcomer: _Newcomer, at: float) -> Joined:
+        worker_id, about, declared = newcomer.worker_id, newcomer.about, newcomer.declared
+        tokens.check_challenge(self._secret, newcomer.challenge, worker_id, at)
+        if await workers.standing(connection, worker_id) is None:
+            await check(
                 connection,
-                worker_id=worker_id,
-                name=about.name,
-                hardware=about.hardware,
-                software=about.software,
-                address=about.address,
+                self._rule,
+                run_id=self._run_id,
+                key_id=worker_id,
+                invite=about.invite,
+                nonce=about.work_nonce,
                 at=at,
-                declared=declared,
             )
+        notice = "" if declared is None else await self._note(connection, worker_id, declared, at)
+        await workers.register(
+            connection,
+            worker_id=worker_id,
+            name=about.name,
+            hardware=about.hardware,
+            software=about.software,
+            address=about.address,
+            at=at,
+            declared=declared,
+        )
         return Joined(tokens.make_token(self._secret, worker_id, at), notice)
 
     async def _note(self, connection: AsyncConnection, worker_id: str, declared: Declaration, at: float) -> str:

@@ -283,6 +283,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
             metrics=dict(request.metrics),
             dropped=dict(request.dropped),
             trained=request.trained_rollout_ids,
+            alarms=dict(request.alarms),
         )
         return trainer_pb2.ReportStepResponse()
 

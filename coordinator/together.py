@@ -10,6 +10,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
+from sqlalchemy import exc
+
+_AWAY = (OSError, TimeoutError, exc.TimeoutError, exc.OperationalError, exc.InterfaceError)
+
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
@@ -18,7 +22,8 @@ class Together(Generic[Item, Answer]):
     """Runs `work` on what callers hand in, at most `most` at a time and one time after the other.
 
     `work(items)` answers in order; an answer that is an exception is raised to that caller alone. If it raises itself and
-    there were several items, each is tried alone: one that can't be done harms no other.
+    there were several items, each is tried alone: one that can't be done harms no other. Only where the database is away do
+    all hear of it at once.
     """
 
     def __init__(self, work: Callable[[Sequence[Item]], Awaitable[Sequence[Answer | Exception]]], most: int) -> None:
@@ -50,8 +55,9 @@ class Together(Generic[Item, Answer]):
         try:
             answers = await self._work([item for item, _ in batch]) if batch else []
         except Exception as error:
-            if len(batch) == 1:
-                _tell(batch[0][1], error)
+            if len(batch) == 1 or isinstance(error, _AWAY):
+                for _, future in batch:
+                    _tell(future, error)
                 return
             for each in batch:
                 await self._serve([each])

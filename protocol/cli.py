@@ -25,9 +25,13 @@ class _Formatter(logging.Formatter):
         return f"{line} {extra}" if extra else line
 
 
+_STRANGERS = ("aiohttp.http_exceptions", "aiohttp.web_protocol")  # where its errors about what was sent are from
+
+
 def _is_news(record: logging.LogRecord) -> bool:
     """False for what a web server says of bytes that are no HTTP: anybody may send them, and fill a log with tracebacks."""
-    return record.exc_info is None or getattr(record.exc_info[0], "__module__", "") != "aiohttp.http_exceptions"
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or kind.__module__ not in _STRANGERS
 
 
 def set_up_logging(level: int = logging.INFO) -> None:

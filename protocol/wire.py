@@ -48,7 +48,7 @@ def check_storable(message: Message) -> None:
         if isinstance(value, Mapping):
             values: list[object] = [*value.keys(), *value.values()]
         else:
-            values = list(value) if field.is_repeated else [value]
+            values = [value] if isinstance(value, str | bytes | int | Message) else list(value)
         for each in values:
             if isinstance(each, Message):
                 check_storable(each)

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from protocol.manifest import MAX_VERSION, Manifest
 from shardcast import bits
@@ -255,6 +256,8 @@ async def _read(request: web.Request, most: int) -> bytes:
             return await request.read()
     except TimeoutError:
         raise ValueError("the body didn't come in time") from None
+    except (web.RequestPayloadError, HttpProcessingError, ConnectionError):
+        raise ValueError("the body is broken: its encoding or length is not what it says") from None
 
 
 def _version(request: web.Request) -> int | None:

@@ -14,13 +14,19 @@ from demo.postgres import Postgres, find_binaries
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
-    """A server for the session, started when the first test asks. Missing binaries fail in CI and skip on a laptop."""
+def postgres_binaries() -> Path:
+    """Where PostgreSQL is. Missing binaries fail in CI and skip on a laptop."""
     binaries = find_binaries()
     if binaries is None:
-        assert not os.environ.get("CI"), "CI must run the store's tests on PostgreSQL: install it"
-        pytest.skip("no PostgreSQL here: install it to run the store's tests on both databases")
-    server = Postgres(binaries)
+        assert not os.environ.get("CI"), "CI must run the tests on PostgreSQL: install it"
+        pytest.skip("no PostgreSQL here: install it to run these tests on it as well")
+    return binaries
+
+
+@pytest.fixture(scope="session")
+def postgres(postgres_binaries: Path) -> Iterator[Postgres]:
+    """A server for the session, started when the first test asks."""
+    server = Postgres(postgres_binaries)
     try:
         yield server
     finally:

@@ -25,22 +25,26 @@ READY_S = 90.0
 
 
 class Network:
-    """Starts roles by name; state lives in `folder`. Use as a context: leaving it stops what it started."""
+    """Starts roles by name; state lives in `folder`. Use as a context: leaving it stops what it started.
 
-    def __init__(self, folder: Path, *, versions: int = 4, settings: str = "", database: str = "") -> None:
+    `settings`: lines for the run file's [scheduling] or sections behind it; `trainer`: lines for its [trainer].
+    """
+
+    def __init__(
+        self, folder: Path, *, versions: int = 4, settings: str = "", database: str = "", trainer: str = ""
+    ) -> None:
         """`database`: URL of an empty PostgreSQL database; SQLite in the folder if there is none."""
         self.folder = folder
         self.receipts = folder / "receipts.log"  # of the role `worker`, by tests.receipt_keeper
-        self._database = database or f"sqlite+aiosqlite:///{folder / 'run.db'}"
+        self.database = database or f"sqlite+aiosqlite:///{folder / 'run.db'}"
         folder.mkdir(parents=True, exist_ok=True)
         self.ports = Ports.free()
         self.model = build_tiny_model(folder / "model")
         self.trainer_key = keyfile.load_or_create(folder / "trainer.key")[0].key_id
         self.config = folder / "run.toml"
-        self.config.write_text(self._run_file(versions, settings))
+        self.config.write_text(self._run_file(versions, settings) + trainer)
         (folder / "thresholds.toml").write_text(to_toml(BY_HAND))
         self.url = f"http://127.0.0.1:{self.ports.http}"
-        self.database = f"sqlite+aiosqlite:///{folder / 'run.db'}"
         self._processes = Processes(
             folder / "logs",
             {
@@ -68,7 +72,7 @@ class Network:
 [run]
 name = "test"
 trainer_key = "{self.trainer_key}"
-database = "{self._database}"
+database = "{self.database}"
 [model]
 name = "tiny"
 path = "model"
@@ -112,6 +116,13 @@ checkpoint_every = 2
         self.running[role] = process
         if role in ("origin", "relay", "coordinator", "verifier"):
             process.wait_ready(READY_S)
+        return process
+
+    def start_team(self, size: int) -> Process:
+        """The trainer on so many processes."""
+        launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={size}", "-m"]
+        process = self._processes.start("trainer", [*launcher, *self._arguments("trainer")])
+        self.running["trainer"] = process
         return process
 
     def start_servers(self) -> None:
@@ -171,7 +182,7 @@ checkpoint_every = 2
 
     def query(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Read from the run's database; `?` in the statement stands for a value."""
-        if self._database.startswith("postgresql"):
+        if self.database.startswith("postgresql"):
             return asyncio.run(self._ask(statement, values))
         connection = sqlite3.connect(f"file:{self.folder / 'run.db'}?mode=ro", uri=True, timeout=30)
         try:
@@ -184,7 +195,7 @@ checkpoint_every = 2
 
         for number in range(len(values)):
             statement = statement.replace("?", f"${number + 1}", 1)
-        connection = await asyncpg.connect(self._database.replace("postgresql+asyncpg", "postgresql"))
+        connection = await asyncpg.connect(self.database.replace("postgresql+asyncpg", "postgresql"))
         try:
             return [tuple(row) for row in await connection.fetch(statement, *values)]
         finally:

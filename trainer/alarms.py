@@ -6,8 +6,10 @@
     entropy                below a tenth of what the run began with: the policy has stopped exploring
     skipped                the step's gradient was not finite, or too large
 
-An alarm is logged when it begins and when it ends, and is among the step's metrics as `alarm/<name>` while it lasts, so the
-coordinator records it with the step.
+    gave_up                too many steps in a row were skipped: the trainer has ended
+
+An alarm is logged when it begins and when it ends, and is among the step's metrics as `alarm/<name>` while it lasts. The
+coordinator, which is told its sentence, makes an audit event of its beginning and its end.
 """
 
 from __future__ import annotations
@@ -52,21 +54,26 @@ def raised(metrics: Mapping[str, float], first_entropy: float | None, bounds: Al
 
 @dataclass
 class Watch:
-    """Looks at every step; knows which alarms last and what the entropy was at first."""
+    """Looks at every step; knows which alarms last and what the entropy was at first.
+
+    `entropies`: of the run's first steps. They belong to its checkpoints: after a resume an entropy that has long collapsed
+    must not pass for what the run began with.
+    """
 
     bounds: Alarms = Alarms()
-    _entropies: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
     _lasting: frozenset[str] = frozenset()
 
-    def look(self, metrics: dict[str, float]) -> None:
-        """Add `alarm/<name>` = 1 to the metrics for every alarm, and log those that begin or end."""
-        first = fmean(self._entropies) if len(self._entropies) == _FIRST_STEPS else None
+    def look(self, metrics: dict[str, float]) -> dict[str, str]:
+        """The alarms with a sentence each; adds `alarm/<name>` = 1 to the metrics, and logs those that begin or end."""
+        first = fmean(self.entropies) if len(self.entropies) == _FIRST_STEPS else None
         found = raised(metrics, first, self.bounds)
-        if len(self._entropies) < _FIRST_STEPS and metrics.get("entropy", 0.0) > 0.0:
-            self._entropies.append(metrics["entropy"])
+        if len(self.entropies) < _FIRST_STEPS and metrics.get("entropy", 0.0) > 0.0:
+            self.entropies.append(metrics["entropy"])
         for name in sorted(set(found) - self._lasting):
             log.warning("%s", found[name], extra={"action": "alarm", "alarm": name})
         for name in sorted(self._lasting - set(found)):
             log.info("alarm %s is over", name, extra={"action": "alarm_over", "alarm": name})
         self._lasting = frozenset(found)
         metrics.update({f"alarm/{name}": 1.0 for name in found})
+        return found

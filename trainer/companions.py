@@ -17,12 +17,16 @@ from protocol.errors import UserError
 from trainer.batching import Microbatch
 from trainer.logprobs import choose_tokens, score
 from trainer.losses import Need, Objective
+from trainer.sharding import own_part
 
 _CHOSEN = (Need.DRAWS, Need.TOP_K, Need.TEACHER_DRAWS)
 
 
 class Ewma:
-    """Exponentially weighted average of a model's weights: average ← decay · average + (1 − decay) · weights."""
+    """Exponentially weighted average of a model's weights: average ← decay · average + (1 − decay) · weights.
+
+    On several processes it is divided as the model is, and each averages its own part.
+    """
 
     def __init__(self, model: Any, decay: float) -> None:
         self.model = frozen(copy.deepcopy(model))
@@ -32,7 +36,7 @@ class Ewma:
     def update(self, model: Any) -> None:
         """Take in the weights after an optimizer step. Buffers are the same in both and stay."""
         for average, weight in zip(self.model.parameters(), model.parameters(), strict=True):
-            average.lerp_(weight.detach().to(average.dtype), 1.0 - self._decay)
+            own_part(average).lerp_(own_part(weight).detach().to(average.dtype), 1.0 - self._decay)
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,14 @@ class TrainerConfig(BaseModel):
         return value
 
     @model_validator(mode="after")
+    def _something_for_muon(self) -> TrainerConfig:
+        if self.optimizer == "muon" and self.lora_rank:
+            raise ValueError(
+                'optimizer = "muon" is for whole matrices, and with lora_rank only adapters train: leave out one of them'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _an_average_to_compare_with(self) -> TrainerConfig:
         if self.old_logprobs == "ewma" and self.ewma_decay is None:
             raise ValueError('old_logprobs = "ewma" needs ewma_decay, say 0.9')

@@ -24,7 +24,7 @@ from trainer.checkpoint import Checkpoint, random_state, restore_random_state
 from trainer.companions import make_companions
 from trainer.config import TrainerConfig, TrainerRun
 from trainer.lora import Merged, adapt
-from trainer.losses import Need, Objective, make_objective
+from trainer.losses import Objective, make_objective
 from trainer.optim import Counters, Optimizer, OptimizerSettings, hidden_matrices
 from trainer.publish import snapshot
 from trainer.sharding import load_whole, shard, whole
@@ -40,8 +40,6 @@ class Crew:
         self._team = team or Team()
         torch.manual_seed(config.seed)
         objective = objective_of(config)
-        if self._team.size > 1:
-            _check_team(config, objective.needs())
         self.model = load_policy(run.model_path, config)
         load = partial(load_model, dtype=config.dtype, device=config.device)
         companions = make_companions(
@@ -51,7 +49,11 @@ class Crew:
             teacher=None if config.teacher is None else partial(load, config.teacher),
             ewma=config.ewma_decay,
         )
-        undivided = shard(self.model) if self._team.size > 1 else []
+        undivided: list[torch.nn.Parameter] = []
+        if self._team.size > 1:
+            undivided = shard(self.model)
+            if companions.ewma is not None:
+                shard(companions.ewma.model)
         self.optimizer = make_optimizer(self.model, config)
         self._stepper = Stepper(
             self.model, objective, self.optimizer, config, temperature, companions, self._team, undivided
@@ -121,20 +123,6 @@ class Crew:
 def objective_of(config: TrainerConfig) -> Objective:
     """The run file's objective. Raises UserError that names the choices."""
     return make_objective(config.loss, config.loss_params, config.modifiers, config.regularizers)
-
-
-def _check_team(config: TrainerConfig, needs: frozenset[Need]) -> None:
-    """What only works on one process so far is refused before anything is loaded."""
-    unsupported = {
-        'advantage = "critic"': config.advantage == "critic",
-        "ewma_decay": config.ewma_decay is not None or Need.EWMA in needs,
-        'optimizer = "muon"': config.optimizer == "muon",
-        "lora_rank": config.lora_rank > 0,
-        "vcpo's baseline": any(part.get("baseline") for part in config.modifiers),
-    }
-    for what, used in unsupported.items():
-        if used:
-            raise UserError(f"{what} works on one process only: leave it out, or start the trainer without torchrun")
 
 
 def load_policy(folder: Path, config: TrainerConfig) -> Any:

@@ -1,7 +1,8 @@
 """A critic for the advantages that need one: a value head on the policy's hidden states, with an optimizer of its own.
 
 The head reads the state from which a token is predicted, that is before the token is taken. It sends no gradient into the
-policy, so it costs a fraction of a forward pass; a critic with a backbone of its own would cost a second model.
+policy, so it costs a fraction of a forward pass; a critic with a backbone of its own would cost a second model. On several
+processes each holds the whole head, and all take the same steps.
 
 N tokens, D hidden size.
 """
@@ -9,12 +10,15 @@ N tokens, D hidden size.
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import torch
 from torch import nn
 
 from protocol.errors import OurFault
+from trainer.sharding import average_gradients
+from trainer.team import Team
 
 _WIDTH = 64
 
@@ -37,19 +41,27 @@ class Critic:
         """[N] values."""
         return self._head(_normal(hidden_ND)).squeeze(-1)
 
-    def fit(self, hidden_ND: torch.Tensor, target_N: torch.Tensor) -> dict[str, float]:
-        """Regress on the targets. Raises OurFault if they are not finite; nothing has changed then."""
-        if not bool(torch.isfinite(target_N).all()):
-            raise OurFault("the critic's targets are not finite: look at the rewards")
+    def fit(self, hidden_ND: torch.Tensor, target_N: torch.Tensor, team: Team | None = None) -> dict[str, float]:
+        """Regress on the targets of all processes; each brings its own, maybe none.
+
+        Raises OurFault, on all of them, if a target is not finite; nothing has changed then.
+        """
+        team = team or Team()
         features_ND, before_N = _normal(hidden_ND), self.values(hidden_ND)
+        sums = [sum(parts) for parts in zip(*team.gather(_sums(target_N, before_N)), strict=True)]
+        if not math.isfinite(sums[1]):
+            raise OurFault("the critic's targets are not finite: look at the rewards")
         for _ in range(self._updates):
-            loss = (self._head(features_ND).squeeze(-1) - target_N).square().mean()
+            # Gradients are averaged over the processes, and the sum is wanted.
+            loss = (self._head(features_ND).squeeze(-1) - target_N).square().sum() / sums[0] * team.size
             self._optimizer.zero_grad()
             loss.backward()
+            if team.size > 1:
+                average_gradients(list(self._head.parameters()), team.size)
             nn.utils.clip_grad_norm_(self._head.parameters(), 1.0)
             self._optimizer.step()
-        error = float((target_N - before_N).square().mean())
-        spread = float(target_N.var(correction=0))
+        mean, square, error = (each / sums[0] for each in sums[1:])
+        spread = square - mean * mean
         return {"critic_error": error, "critic_explained": 1.0 - error / spread if spread > 0.0 else 0.0}
 
     def state_dict(self) -> dict[str, Any]:
@@ -60,6 +72,13 @@ class Critic:
         """Go on from a `state_dict`."""
         self._head.load_state_dict(state["head"])
         self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+
+
+def _sums(target_N: torch.Tensor, before_N: torch.Tensor) -> tuple[float, float, float, float]:
+    """How many, Σ target, Σ target², Σ error²."""
+    target_N, before_N = target_N.double(), before_N.double()
+    error = (target_N - before_N).square().sum()
+    return float(len(target_N)), float(target_N.sum()), float(target_N.square().sum()), float(error)
 
 
 def _normal(hidden_ND: torch.Tensor) -> torch.Tensor:

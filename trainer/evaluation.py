@@ -1,15 +1,15 @@
 """`trainer evaluate`: avg@k and pass@k of a policy on held-out tasks, resumable, in one JSON file.
 
-    tasks ─ chunks of _CHUNK ─▶ completions (transformers) ─▶ scores (unprivileged scorer) ─▶ progress file ─▶ result
+    tasks ─ chunks of _CHUNK ─▶ completions (a Sampler) ─▶ scores (unprivileged scorer) ─▶ progress file ─▶ result
 
 A chunk's draws depend on the seed and the chunk alone, and its scores are appended to `<out>.partial` before the next
-begins: an evaluation that was interrupted goes on where it was and comes out as if it had not been. The partial file names
+begins: an evaluation that was interrupted goes on where it was and comes out as if it had not been (with vLLM: but for
+near ties, which batching decides). The partial file names
 what it is of, and one of something else is refused. Held-out tasks are never trained on.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import os
@@ -26,13 +26,18 @@ from protocol.errors import UserError
 from protocol.rollout import Task
 from protocol.runfile import read_run_file
 from trainer.evaluate import average_at_k, interval, pass_at_k
+from trainer.sampling import Sampler, TransformersSampler
 
 _CHUNK = 16  # tasks
+BUILTIN = "builtin"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`tasks`: at most so many of each environment. `samples`: n per task; pass@k for every k in `ks` up to n."""
+    """`tasks`: at most so many of each environment. `samples`: n per task; pass@k for every k in `ks` up to n.
+
+    `engine`: who writes; the scores depend on it, since numerics do.
+    """
 
     model: Path
     tasks: int = 200
@@ -40,6 +45,7 @@ class Plan:
     ks: tuple[int, ...] = (1, 4)
     temperature: float = 1.0
     seed: int = 0
+    engine: str = BUILTIN
 
     def __post_init__(self) -> None:
         if self.tasks < 1 or self.samples < 1:
@@ -48,6 +54,10 @@ class Plan:
             raise UserError(f"every k must be between 1 and --samples = {self.samples}, got {list(self.ks)}")
         if self.temperature < 0.0:
             raise UserError(f"--temperature must be at least 0, got {self.temperature}")
+        if self.temperature == 0.0 and self.engine != BUILTIN:
+            raise UserError(
+                f"--engine {self.engine} samples, as workers do: take a --temperature above 0, or --engine {BUILTIN}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,27 +152,30 @@ def summary(scores: Sequence[Sequence[float]], ks: Sequence[int]) -> dict[str, A
     return result
 
 
-async def run_evaluation(config: Path, plan: Plan, out: Path) -> dict[str, Any]:
-    """Evaluate and write `out`; what was written. Raises UserError for what can't be evaluated."""
-    from tokenizers import Tokenizer
+async def run_evaluation(config: Path, plan: Plan, out: Path, sampler: Sampler | None = None) -> dict[str, Any]:
+    """Evaluate and write `out`; what was written. Raises UserError for what can't be evaluated.
 
-    from trainer.crew import load_model
+    `sampler`: the one that `plan.engine` names, if it is not the built-in one.
+    """
+    from tokenizers import Tokenizer
 
     sections, eos = sections_of(config)
     if not (plan.model / "tokenizer.json").is_file():
         raise UserError(f"{plan.model} holds no tokenizer.json: --model must be a Hugging Face folder")
     out.parent.mkdir(parents=True, exist_ok=True)
     progress = Progress(out.with_name(out.name + ".partial"), fingerprint(plan, sections, eos))
-    model = (await asyncio.to_thread(load_model, plan.model, "float32", "cpu")).eval()
     tokenizer = Tokenizer.from_file(str(plan.model / "tokenizer.json"))
-    scorer = Scorer()
+    sampler, scorer = sampler or TransformersSampler(), Scorer()
     try:
+        await sampler.start(plan.model, _longest(sections, plan, tokenizer))
         for section in sections:
-            await _section_scores(section, plan, eos, model, tokenizer, scorer, progress)
+            await _section_scores(section, plan, eos, sampler, tokenizer, scorer, progress)
     finally:
         await scorer.close()
+        await sampler.close()
     result = {
         "model": str(plan.model),
+        "engine": plan.engine,
         "temperature": plan.temperature,
         "seed": plan.seed,
         "environments": {
@@ -177,20 +190,22 @@ async def run_evaluation(config: Path, plan: Plan, out: Path) -> dict[str, Any]:
 
 
 async def _section_scores(
-    section: Section, plan: Plan, eos: Sequence[int], model: Any, tokenizer: Any, scorer: Scorer, progress: Progress
+    section: Section,
+    plan: Plan,
+    eos: Sequence[int],
+    sampler: Sampler,
+    tokenizer: Any,
+    scorer: Scorer,
+    progress: Progress,
 ) -> None:
-    from trainer.evaluate import generate_completions
-
-    count = min(plan.tasks, section.environment.eval_size)
+    count = _count(section, plan)
     for start in range(0, count, _CHUNK):
         chosen = range(start, min(start + _CHUNK, count))
         if all(index in progress.scores.get(section.name, {}) for index in chosen):
             continue
         tasks = [section.environment.eval_task(index) for index in chosen]
-        completions = await asyncio.to_thread(
-            generate_completions,
-            model,
-            [tokenizer.encode(task.prompt, add_special_tokens=False).ids for task in tasks],
+        completions = await sampler.complete(
+            [_prompt(task, tokenizer) for task in tasks],
             temperature=plan.temperature,
             max_tokens=section.max_tokens,
             eos_token_ids=eos,
@@ -200,6 +215,23 @@ async def _section_scores(
         texts = [[tokenizer.decode(tokens, skip_special_tokens=True) for tokens in each] for each in completions]
         scored = [await _score(section, task, each, scorer) for task, each in zip(tasks, texts, strict=True)]
         progress.add(section.name, dict(zip(chosen, scored, strict=True)))
+
+
+def _count(section: Section, plan: Plan) -> int:
+    return min(plan.tasks, section.environment.eval_size)
+
+
+def _prompt(task: Task, tokenizer: Any) -> list[int]:
+    return list(tokenizer.encode(task.prompt, add_special_tokens=False).ids)
+
+
+def _longest(sections: Sequence[Section], plan: Plan, tokenizer: Any) -> int:
+    """Tokens of the longest prompt with a completion as long as its environment lets it be."""
+    return max(
+        len(_prompt(section.environment.eval_task(index), tokenizer)) + section.max_tokens
+        for section in sections
+        for index in range(_count(section, plan))
+    )
 
 
 async def _score(section: Section, task: Task, texts: Sequence[str], scorer: Scorer) -> list[float]:

@@ -72,6 +72,7 @@ class Trainer:
         self._client = client
         self._identity = identity
         self._stop = stop
+        self._watch = Watch(self._config.alarms())
         self._saved = 0  # batches that the newest checkpoint holds, or is about to
         self._checkpointer = Checkpointer(self._config.checkpoints, self._config.keep_checkpoints)
 
@@ -86,7 +87,6 @@ class Trainer:
 
     async def _train(self, state: RunState, crew: Crew, on_step: Callable[[int, StepResult], None]) -> None:
         publisher = self._publisher(state)
-        watch = Watch(self._config.alarms())
         try:
             position = await self._begin(state, crew, publisher)
             log.info(
@@ -100,10 +100,10 @@ class Trainer:
                 if groups is None:
                     break
                 result = await asyncio.to_thread(crew.step, groups, position.version)
-                watch.look(result.metrics)
+                alarms = self._watch.look(result.metrics)
                 if crew.counters.skipped_in_a_row >= self._config.max_skipped_steps:
-                    await self._give_up(position, crew)
-                await self._after_step(position, result, crew, publisher)
+                    await self._give_up(position, result, crew, alarms)
+                await self._after_step(position, result, crew, publisher, alarms)
                 on_step(position.batch, result)
             await publisher.finish()
             await self._checkpoint(position, crew)
@@ -153,6 +153,7 @@ class Trainer:
         for sentence in damaged:
             log.warning("%s; using an older checkpoint", sentence, extra={"action": "damaged_checkpoint"})
         crew.restore(checkpoint)
+        self._watch.entropies[:] = checkpoint.extra.get("first_entropies", [])
         return checkpoint.step, checkpoint.policy_version, int(checkpoint.extra.get("unpublished", 0))
 
     async def _pull(self, position: _Position, wanted: int, crew: Crew) -> list[RolloutGroup] | None:
@@ -173,16 +174,34 @@ class Trainer:
                 await asyncio.to_thread(crew.receive, fresh)
         return list(groups.values())
 
-    async def _give_up(self, position: _Position, crew: Crew) -> None:
+    async def _give_up(self, position: _Position, result: StepResult, crew: Crew, alarms: dict[str, str]) -> None:
         """Too many skipped steps in a row end the trainer, with everything before the last of them in a checkpoint."""
         await self._checkpoint(position, crew)
         await self._checkpointer.finish()
-        raise OurFault(
+        why = (
             f"{crew.counters.skipped_in_a_row} steps in a row had gradients that are not finite or too large: look at "
             "the loss's metrics, lower the learning rate, and resume from the last checkpoint"
         )
+        log.error("%s", why, extra={"action": "alarm", "alarm": "gave_up"})
+        await self._report(position.batch, position.version, result, crew, {**alarms, "gave_up": why})
+        raise OurFault(why)
 
-    async def _after_step(self, position: _Position, result: StepResult, crew: Crew, publisher: Publisher) -> None:
+    async def _report(
+        self, batch: int, trained_by: int, result: StepResult, crew: Crew, alarms: dict[str, str]
+    ) -> None:
+        await self._client.report(
+            batch=batch,
+            trainer_version=trained_by,
+            optimizer_steps=crew.counters.steps,
+            metrics=result.metrics,
+            dropped=result.dropped,
+            trained=result.trained,
+            alarms=alarms,
+        )
+
+    async def _after_step(
+        self, position: _Position, result: StepResult, crew: Crew, publisher: Publisher, alarms: dict[str, str]
+    ) -> None:
         trained_by = position.version
         position.batch += 1
         position.unpublished += 1
@@ -195,14 +214,7 @@ class Trainer:
                 await self._evaluation.begin(weights, position.version)
         if self._evaluation is not None:
             result.metrics.update(self._evaluation.collect())
-        await self._client.report(
-            batch=position.batch - 1,
-            trainer_version=trained_by,
-            optimizer_steps=crew.counters.steps,
-            metrics=result.metrics,
-            dropped=result.dropped,
-            trained=result.trained,
-        )
+        await self._report(position.batch - 1, trained_by, result, crew, alarms)
         if position.batch % self._config.checkpoint_every == 0:
             if position.unpublished:
                 # From here these weights can't be published again as that version: it must be out before.
@@ -236,7 +248,7 @@ class Trainer:
         checkpoint = Checkpoint(
             step=position.batch,
             policy_version=position.version,
-            extra={"unpublished": position.unpublished},
+            extra={"unpublished": position.unpublished, "first_entropies": list(self._watch.entropies)},
             **state,
         )
         self._saved = position.batch

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from protocol.errors import UserError
+from trainer.sharding import whole
 
 _OWN = ("lora_a", "lora_b")
 
@@ -26,10 +27,6 @@ class LoraLinear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return super().forward(input) + self.lora_scale * (input @ self.lora_a.T @ self.lora_b.T)
-
-    def merged(self) -> torch.Tensor:
-        """W + (α/r) B A, in float32."""
-        return self.weight.float() + self.lora_scale * (self.lora_b.float() @ self.lora_a.float())
 
 
 def adapt(model: Any, rank: int, alpha: float) -> int:
@@ -52,19 +49,26 @@ def adapt(model: Any, rank: int, alpha: float) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
+def merged(weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float) -> torch.Tensor:
+    """W + (α/r) B A, computed in float32, in the weight's own precision."""
+    return (weight.float() + scale * (up.float() @ down.float())).to(weight.dtype)
+
+
 class Merged:
-    """A model as it would be without adapters, for whatever asks for its state or its head only."""
+    """A model as it would be without adapters, put together, for whatever asks for its state or its head only."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """By the names of the plain model."""
-        state = {name: value for name, value in self._model.state_dict().items() if name.split(".")[-1] not in _OWN}
+        parts = whole(self._model.state_dict())
+        state = {name: value for name, value in parts.items() if name.split(".")[-1] not in _OWN}
         with torch.no_grad():
             for name, module in self._model.named_modules():
                 if isinstance(module, LoraLinear):
-                    state[f"{name}.weight"] = module.merged().to(module.weight.dtype)
+                    weight, down, up = (parts[f"{name}.{part}"] for part in ("weight", "lora_a", "lora_b"))
+                    state[f"{name}.weight"] = merged(weight, down, up, module.lora_scale)
         return state
 
     def get_output_embeddings(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,15 @@ from typing import Annotated
 import typer
 
 from protocol.cli import run_app, set_up_logging
+
+
+class Engine(enum.StrEnum):
+    """Who writes an evaluation's completions."""
+
+    BUILTIN = "builtin"
+    VLLM = "vllm"
+    REFERENCE = "reference"
+
 
 app = typer.Typer(
     help="The trainer pulls verified rollouts, steps, and publishes new policy versions.",
@@ -41,15 +51,22 @@ def evaluate(
     k: Annotated[list[int] | None, typer.Option(help="pass@k; may be given several times.")] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    engine: Annotated[
+        Engine, typer.Option(help="Who writes: the trainer's own sampling, or an engine as workers have it.")
+    ] = Engine.BUILTIN,
+    concurrency: Annotated[int, typer.Option(min=1, help="Completions that vLLM writes at once.")] = 32,
 ) -> None:
     """avg@k and pass@k on held-out tasks, with 95 % intervals. Goes on where it was interrupted."""
     import asyncio
 
     from trainer.evaluation import Plan, run_evaluation
+    from worker.completions import engine_sampler
 
     set_up_logging()
     ks = tuple(sorted(set(k or [1, samples])))
-    result = asyncio.run(run_evaluation(config, Plan(model, tasks, samples, ks, temperature, seed), out))
+    plan = Plan(model, tasks, samples, ks, temperature, seed, engine.value)
+    sampler = None if engine is Engine.BUILTIN else engine_sampler(engine.value, concurrency)
+    result = asyncio.run(run_evaluation(config, plan, out, sampler))
     for name, numbers in result["environments"].items():
         for what, value in numbers.items():
             if "@" in what:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from protocol.errors import UserError
+from trainer.muon import Muon
 from trainer.sharding import divided_like, whole
 
 
@@ -140,7 +141,7 @@ class Optimizer:
             raise ValueError("optimizer state of another kind of optimizer")
         self._adamw.load_state_dict(_divided(state["adamw"], self._adamw))
         if self._muon is not None:
-            self._muon.load_state_dict(state["muon"])
+            self._muon.load_state_dict(_divided(state["muon"], self._muon))
         self.counters = Counters(**state["counters"])
         for saved, master in zip(state["masters"], self._masters, strict=True):
             if saved is not None:
@@ -206,14 +207,10 @@ def hidden_matrices(model: Any) -> list[torch.nn.Parameter]:
     ]
 
 
-def _muon(matrices: list[torch.nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer | None:
+def _muon(matrices: list[torch.nn.Parameter], settings: OptimizerSettings) -> Muon | None:
     if not matrices:
         return None
-    if not hasattr(torch.optim, "Muon"):
-        raise UserError(f"trainer.optimizer: torch {torch.__version__} has no Muon; 2.9 or later does")
-    return torch.optim.Muon(
-        matrices, lr=settings.lr, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"
-    )
+    return Muon(matrices, lr=settings.lr, weight_decay=settings.weight_decay)
 
 
 def _master(parameter: torch.nn.Parameter) -> torch.nn.Parameter:

@@ -17,7 +17,10 @@ from protocol.errors import UserError
 
 
 def shard(model: Any) -> list[torch.nn.Parameter]:
-    """Divide the model among all processes; the parameters that stay whole. Raises UserError for unknown structures."""
+    """Divide the model among all processes; the parameters that stay whole. Raises UserError for unknown structures.
+
+    After a forward pass everything is divided again, so that `parameters()` are the same objects at any time.
+    """
     from torch.distributed.fsdp import fully_shard
 
     layers = getattr(model.base_model, "layers", None)
@@ -28,13 +31,15 @@ def shard(model: Any) -> list[torch.nn.Parameter]:
     whole = {model.get_output_embeddings().weight, model.get_input_embeddings().weight}
     for layer in layers:
         fully_shard(layer)
-    fully_shard(model.base_model, ignored_params=whole)
+    fully_shard(model.base_model, ignored_params=whole, reshard_after_forward=True)
     return list(whole)
 
 
 def average_gradients(parameters: list[torch.nn.Parameter], size: int) -> None:
     """What FSDP does for the divided ones, for those that are whole on each process."""
     for parameter in parameters:
+        if not parameter.requires_grad:
+            continue
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         distributed.all_reduce(parameter.grad)
@@ -44,13 +49,25 @@ def average_gradients(parameters: list[torch.nn.Parameter], size: int) -> None:
 def whole(value: Any) -> Any:
     """A tree of tensors with every divided one put together, on the CPU; all processes must call it alike."""
     if isinstance(value, torch.Tensor):
-        full = getattr(value, "full_tensor", None)
-        return value.detach() if full is None else full().detach().cpu()
+        full = put_together(value).detach()
+        return full.cpu() if hasattr(value, "full_tensor") else full
     if isinstance(value, Mapping):
         return {key: whole(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(whole(item) for item in value)
     return value
+
+
+def put_together(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole of a divided tensor, on every process and where its parts are; the tensor itself if it is not divided."""
+    full = getattr(tensor, "full_tensor", None)
+    return tensor if full is None else full()
+
+
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What of a tensor is on this process: a view of it; the tensor itself if it is not divided."""
+    part = getattr(tensor, "to_local", None)
+    return tensor if part is None else part()
 
 
 def divided_like(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

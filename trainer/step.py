@@ -31,7 +31,7 @@ from trainer.losses.vcpo import Vcpo
 from trainer.metrics import StepTokens
 from trainer.optim import Optimizer, StepReport
 from trainer.refine import Movement, by_key, critic_advantages, minimal_variance_advantages, movements, with_advantages
-from trainer.sharding import average_gradients
+from trainer.sharding import average_gradients, load_whole, whole
 from trainer.teaching import TeacherStage
 from trainer.team import Team
 
@@ -131,7 +131,7 @@ class Stepper:
         if self._critic is not None:
             state["critic"] = self._critic.state_dict()
         if self._companions.ewma is not None:
-            state["ewma"] = self._companions.ewma.model.state_dict()
+            state["ewma"] = whole(self._companions.ewma.model.state_dict())
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -141,7 +141,7 @@ class Stepper:
         if self._critic is not None and "critic" in state:
             self._critic.load_state_dict(state["critic"])
         if self._companions.ewma is not None:
-            self._companions.ewma.model.load_state_dict(state.get("ewma", self._model.state_dict()))
+            load_whole(self._companions.ewma.model, state.get("ewma") or whole(self._model.state_dict()))
 
     def _teacher_stage(self, config: TrainerConfig, temperature: float) -> TeacherStage | None:
         """Only where the sampled tokens' scores are all that is asked of the teacher, and one process does it."""
@@ -212,6 +212,8 @@ class Stepper:
                 assert extras.prox_BT is not None
                 inputs = self._inputs(batch, extras, extras.prox_BT)
                 moved |= movements(batch, extras.prox_BT, inputs.behaviour_BT)
+            for theirs in self._team.gather(moved):
+                moved |= theirs  # a group's completions may be on several processes
             advantages = minimal_variance_advantages(part.chosen, moved)
             part.microbatches = [with_advantages(batch, advantages) for batch in part.microbatches]
 
@@ -231,9 +233,10 @@ class Stepper:
                 values_BT = torch.zeros_like(batch.advantage_BT).masked_scatter(batch.mask_BT, value_N)
                 advantages = critic_advantages(part.chosen, by_key(batch, values_BT), self._config.critic_lambda)
                 part.microbatches[number] = refined = with_advantages(batch, advantages)
-                features.append(hidden_ND)
-                targets.append(refined.advantage_BT[batch.mask_BT] + value_N)
-        return self._critic.fit(torch.cat(features), torch.cat(targets))
+                count = len(hidden_ND) if part.counts[number] else 0
+                features.append(hidden_ND[:count])
+                targets.append((refined.advantage_BT[batch.mask_BT] + value_N)[:count])
+        return self._critic.fit(torch.cat(features), torch.cat(targets), self._team)
 
     def _update(self, part: _Part, tokens: StepTokens) -> StepReport:
         """Accumulate gradients over all microbatches under one denominator, then update."""

@@ -32,6 +32,7 @@ from demo.postgres import Postgres, find_binaries
 from demo.processes import Processes
 
 _LOAD = 0.7
+_WARM_UPS = 8
 _MIB = 2**20
 
 
@@ -51,7 +52,7 @@ class Benchmark:
         stand.start()
         with Fleet(stand.endpoints, stand.run_id, self._shape, self._clients) as fleet:
             fleet.register()
-            fleet.closed_loop(self._seconds / 2)  # warms up
+            self._warm_up(fleet, stand)
             pairs = []
             for _ in range(self._rounds):
                 bare = self._phase("echo", "closed loop", echo, echo_pids, None)
@@ -68,6 +69,14 @@ class Benchmark:
         }
         if replica:
             self._replica(stand, database, full)
+
+    def _warm_up(self, fleet: Fleet, stand: Stand) -> None:
+        """Until the first group is trained on: then all that a rollout goes through is under way."""
+        for _ in range(_WARM_UPS):
+            fleet.closed_loop(self._seconds)
+            stand.check()
+            if stand.counts()["consumed"]:
+                return
 
     def _replica(self, stand: Stand, database: str, alone: float) -> None:
         stand.add_replica("coordinator 2")
@@ -159,7 +168,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         echo = processes.start("echo", ["benchmarks.coordinator.echo", *sizes])
         endpoint = echo.wait_ready(60)["grpc"]
         with Fleet([endpoint], "", shape, arguments.clients) as bare:
-            for database in arguments.databases:
+            for database in arguments.databases if arguments.rounds else ():
                 server = postgres if database == "postgresql" else None
                 with Stand(folder / database, shape, server) as stand:
                     benchmark.run(stand, database, bare, {"echo": echo.popen.pid}, replica=server is not None)
@@ -168,7 +177,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             rate = arguments.rate or _LOAD * benchmark.results[database]["rollouts_per_s"]
             with Stand(folder / "steady", shape, postgres) as stand:
                 benchmark.steady(stand, database, arguments.minutes, rate)
-    print(f"\n{table(benchmark.rows)}\n", flush=True)
+    print(f"\n{table(benchmark.rows)}\n" if benchmark.rows else "", flush=True)
     return {
         "benchmark": "coordinator",
         "machine": f"{platform.machine()} {_processor()}",
@@ -198,7 +207,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200, help="of each completion")
     parser.add_argument("--clients", type=int, default=2, help="processes that the workers share")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each phase")
-    parser.add_argument("--rounds", type=int, default=3, help="pairs of alternating phases, coordinator and echo")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="pairs of phases, coordinator and echo in turn; 0: only the long phase"
+    )
     parser.add_argument("--databases", nargs="+", choices=("sqlite", "postgresql"), default=("sqlite", "postgresql"))
     parser.add_argument("--minutes", type=float, default=0.0, help="of a long phase that watches memory; 0: none")
     parser.add_argument(
@@ -206,7 +217,10 @@ def main() -> None:
     )
     # A benchmark that is told to stop takes its processes with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
-    print(json.dumps(run(parser.parse_args())))
+    arguments = parser.parse_args()
+    if arguments.minutes and not arguments.rounds and not arguments.rate:
+        parser.error("--minutes needs --rate where there are no --rounds to measure the capacity")
+    print(json.dumps(run(arguments)))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import asyncio
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ _WORKERS_PER_CHANNEL = 64  # a connection has at most 128 calls under way
 _CALL_S = 60.0
 _LEASE_WAIT_MS = 2000
 _REGISTERING = 32  # at once
+_SETTLE_S = 5.0  # before an open phase is counted
 
 
 @dataclass
@@ -124,39 +125,42 @@ class Swarm:
         return tally
 
     async def open_loop(self, seconds: float, rate: float) -> Tally:
-        """Submissions at `rate` per second, at random moments."""
-        tally, tasks = Tally(), set[asyncio.Task[None]]()
+        """Submissions at `rate` per second, at random moments. A time before that, in which every worker takes leases and the
+        first submissions come at the same rate, is not counted."""
+        tally, warming, tasks = Tally(), Tally(), set[asyncio.Task[None]]()
         ready: asyncio.Queue[Worker] = asyncio.Queue()
 
-        def start(action: Awaitable[None]) -> None:
-            task = asyncio.ensure_future(action)
+        def start(action: Coroutine[Any, Any, None]) -> None:
+            task = asyncio.create_task(action)
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
-        async def refill(worker: Worker, due: float) -> None:
-            while not worker.held and time.monotonic() < end:
-                await self._acquire(worker, due, tally)
+        async def refill(worker: Worker, due: float, seen: Tally) -> None:
+            while not worker.held and not ended.is_set():
+                await self._acquire(worker, due, seen)
                 due = time.monotonic()
             for _ in worker.held:
                 ready.put_nowait(worker)
 
-        async def submit(due: float) -> None:
+        async def submit(due: float, seen: Tally) -> None:
             worker = await ready.get()
             lease = worker.held.popleft()
             if not worker.held:
-                start(refill(worker, time.monotonic()))
-            await self._submit(worker, lease, due, tally)
+                start(refill(worker, time.monotonic(), seen))
+            await self._submit(worker, lease, due, seen)
 
-        due = time.monotonic()
-        end = due + seconds
+        ended = asyncio.Event()
         order = list(self.workers)
         self._random.shuffle(order)
-        for worker in order:
-            start(refill(worker, due))
+        await asyncio.gather(*(refill(worker, time.monotonic(), warming) for worker in order))
+        due = time.monotonic()
+        counted = due + _SETTLE_S
+        end = counted + seconds
         while due < end:
             due += self._random.expovariate(rate)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
-            start(submit(due))
+            start(submit(due, tally if due >= counted else warming))
+        ended.set()
         _, late = await asyncio.wait(tasks, timeout=_CALL_S)
         for task in late:
             task.cancel()

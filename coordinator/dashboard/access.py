@@ -9,7 +9,6 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import parse_qsl
 
 from aiohttp import web
 
@@ -23,19 +22,6 @@ from protocol.errors import BadSignature
 
 COOKIE = "rollswarm_session"
 _TOKEN_MAX = 200
-_FIELDS_MAX = 32
-
-
-async def read_form(request: web.Request) -> dict[str, str]:
-    """The fields of a form as our pages send it; nothing that a body says of itself (its charset, its parts) is believed.
-
-    Raises HTTPBadRequest for more fields than any form has.
-    """
-    text = (await request.read()).decode("utf-8", "replace")
-    try:
-        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=_FIELDS_MAX))
-    except ValueError:
-        raise web.HTTPBadRequest(text=f"a form has at most {_FIELDS_MAX} fields") from None
 
 
 @dataclass(frozen=True, slots=True)

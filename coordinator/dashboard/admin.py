@@ -15,8 +15,9 @@ from aiohttp import web
 
 from coordinator import actions
 from coordinator.dashboard import run_now
-from coordinator.dashboard.access import COOKIE, Access, Caller, read_form
+from coordinator.dashboard.access import COOKIE, Access, Caller
 from coordinator.dashboard.api.acts import perform
+from coordinator.dashboard.bodies import read_form
 from coordinator.dashboard.pages import Pages
 from coordinator.dashboard.settings import Settings
 from coordinator.operators import Role

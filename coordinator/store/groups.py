@@ -211,18 +211,16 @@ async def set_states(connection: AsyncConnection, group_ids: Sequence[str], stat
         await connection.execute(update(groups).where(groups.c.group_id.in_(padded(group_ids))).values(state=state))
 
 
-async def assign(connection: AsyncConnection, group_id: str, batch: int) -> None:
-    """Serve the group in `batch`."""
-    await connection.execute(update(groups).where(groups.c.group_id == group_id).values(state="served", batch=batch))
+async def assign(connection: AsyncConnection, group_ids: Sequence[str], batch: int) -> None:
+    """Serve these groups in `batch`."""
+    mine = groups.c.group_id.in_(padded(group_ids))
+    await connection.execute(update(groups).where(mine).values(state="served", batch=batch))
 
 
-async def drop_samples(connection: AsyncConnection, group_id: str) -> None:
-    """No sample of this group is leased any more."""
-    await connection.execute(
-        update(samples)
-        .where(samples.c.group_id == group_id, samples.c.state.in_(("waiting", "leased")))
-        .values(state="dropped")
-    )
+async def drop_samples(connection: AsyncConnection, group_ids: Sequence[str]) -> None:
+    """No sample of these groups is leased any more."""
+    mine = samples.c.group_id.in_(padded(group_ids)) & samples.c.state.in_(("waiting", "leased"))
+    await connection.execute(update(samples).where(mine).values(state="dropped"))
 
 
 async def candidates(connection: AsyncConnection, at: float, limit: int) -> list[Row]:
@@ -237,9 +235,10 @@ async def candidates(connection: AsyncConnection, at: float, limit: int) -> list
     )
 
 
-async def accepted_rollouts(connection: AsyncConnection, group_id: str) -> list[Row]:
-    return list(
-        await connection.execute(
-            select(rollouts).where(rollouts.c.group_id == group_id, rollouts.c.state == "accepted")
-        )
-    )
+async def accepted_rollouts(connection: AsyncConnection, group_ids: Sequence[str]) -> dict[str, list[Row]]:
+    """Those of each of these groups."""
+    found: dict[str, list[Row]] = {group_id: [] for group_id in group_ids}
+    mine = rollouts.c.group_id.in_(padded(group_ids)) & (rollouts.c.state == "accepted")
+    for row in await connection.execute(select(rollouts).where(mine)):
+        found[row.group_id].append(row)
+    return found

@@ -190,11 +190,11 @@ async def live_of_worker(connection: AsyncConnection, worker_id: str) -> list[Le
     return [_lease(row) for row in rows]
 
 
-async def live_of_group(connection: AsyncConnection, group_id: str) -> list[Lease]:
+async def live_of_groups(connection: AsyncConnection, group_ids: Sequence[str]) -> list[Lease]:
     rows = await connection.execute(
         select(leases)
         .join(samples, samples.c.sample_id == leases.c.sample_id)
-        .where(leases.c.state == "live", samples.c.group_id == group_id)
+        .where(leases.c.state == "live", samples.c.group_id.in_(padded(group_ids)))
     )
     return [_lease(row) for row in rows]
 

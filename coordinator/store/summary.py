@@ -19,6 +19,7 @@ _THROUGHPUT_WINDOW_S = 60.0
 _ALERTS = (
     "inconclusive",
     "alarm",
+    "trainer_alarm",
     "watch",
     "bad_task",
     "shadow",

@@ -115,12 +115,6 @@ async def withdraw(connection: AsyncConnection, after: int) -> list[int]:
     return numbers
 
 
-async def withdrawn(connection: AsyncConnection) -> frozenset[int]:
-    """Numbers that were taken back."""
-    rows = await connection.execute(select(policy_versions.c.version).where(policy_versions.c.withdrawn.is_(True)))
-    return frozenset(row.version for row in rows)
-
-
 async def required(connection: AsyncConnection) -> list[int]:
     """Every version that a live lease, an unresolved rollout or an unacknowledged batch refers to, and the head.
 

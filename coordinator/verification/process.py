@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 _IDLE_S = 0.1
 _DATABASE_RETRY_S = 1.0
-_WRITTEN_AT_ONCE = 64
+_WRITTEN_AT_ONCE = 128
 _KEEP_VERSIONS = 2  # beyond those that staleness admits
 
 

@@ -1,8 +1,9 @@
 """One process of a team that trains a tiny model; started by torchrun.
 
-    python fsdp_member.py MODEL OUT CHECKPOINTS
+    python fsdp_member.py MODEL OUT
 
-trains STEPS steps into OUT/team, then goes on from CHECKPOINTS for MORE steps into OUT/team-after-one.
+trains STEPS steps into OUT/team-<way>, then goes on from OUT/one-<way> for MORE steps into OUT/team-after-one-<way>, for
+every way of training.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,11 +23,20 @@ from trainer.crew import Crew
 from trainer.team import Team
 
 STEPS, MORE = 3, 2
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "critic": {"advantage": "critic"},
+    "ewma": {"old_logprobs": "ewma", "ewma_decay": 0.8},
+    "muon": {"optimizer": "muon", "weight_decay": 0.1},
+    "lora": {"lora_rank": 3},
+    "vcpo": {"modifiers": ({"name": "vcpo", "baseline": True},)},
+}
 
 
-def make_crew(model: Path, team: Team) -> Crew:
+def make_crew(model: Path, team: Team, way: str) -> Crew:
     # A small budget makes an odd number of microbatches, so that one process has one more.
-    config = TrainerConfig(learning_rate=3e-4, token_budget=16, threads=1, share_prompts=False, loss="ipo")
+    common: dict[str, Any] = {"learning_rate": 3e-4, "token_budget": 16, "threads": 1, "share_prompts": False}
+    config = TrainerConfig(**common, **WAYS[way])
     return Crew(TrainerRun(model_path=model, trainer=config), 1.0, team)
 
 
@@ -46,15 +57,16 @@ def resume(crew: Crew, checkpoints: Path) -> int:
     return found[0].step
 
 
-def main(model: Path, out: Path, checkpoints: Path) -> None:
+def main(model: Path, out: Path) -> None:
     torch.set_num_threads(1)
     team = Team.join(os.environ)
-    crew = make_crew(model, team)
-    if not team.leads:
-        crew.follow()
-    else:
-        train(crew, 0, STEPS, out / "team")
-        train(crew, resume(crew, checkpoints), MORE, out / "team-after-one")
+    for way in WAYS:
+        crew = make_crew(model, team, way)
+        if not team.leads:
+            crew.follow()
+            continue
+        train(crew, 0, STEPS, out / f"team-{way}")
+        train(crew, resume(crew, out / f"one-{way}"), MORE, out / f"team-after-one-{way}")
         crew.dismiss()
     team.leave()
 

@@ -6,14 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from tests.integration.fsdp_member import MORE, STEPS, make_crew, resume, train
+from tests.integration.fsdp_member import MORE, STEPS, WAYS, make_crew, resume, train
 from tests.tiny_model import build_tiny_model
-from trainer.checkpoint import load_latest
+from trainer.checkpoint import Checkpoint, load_latest
 from trainer.team import Team
 
 MEMBER = Path(__file__).with_name("fsdp_member.py")
@@ -21,11 +23,11 @@ ROOT = Path(__file__).parents[2]
 PATIENCE_S = 600
 
 
-def run_team(model: Path, out: Path, checkpoints: Path) -> None:
+def run_team(model: Path, out: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [sys.executable, *launcher, str(MEMBER), str(model), str(out), str(checkpoints)],
+        [sys.executable, *launcher, str(MEMBER), str(model), str(out)],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -33,37 +35,61 @@ def run_team(model: Path, out: Path, checkpoints: Path) -> None:
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything trained: <by whom>[-after-<by whom>]-<way>."""
     out = tmp_path_factory.mktemp("fsdp")
     model = build_tiny_model(out / "model")
-    train(make_crew(model, Team()), 0, STEPS, out / "one")
-    for source in ("one", "team"):
-        if source == "team":
-            run_team(model, out, out / "one")
-        crew = make_crew(model, Team())
-        train(crew, resume(crew, out / source), MORE, out / f"one-after-{source}")
+    for way in WAYS:
+        train(make_crew(model, Team(), way), 0, STEPS, out / f"one-{way}")
+    run_team(model, out)
+    for way in WAYS:
+        for source in ("one", "team"):
+            crew = make_crew(model, Team(), way)
+            train(crew, resume(crew, out / f"{source}-{way}"), MORE, out / f"one-after-{source}-{way}")
     return out
 
 
-def weights(out: Path) -> dict[str, torch.Tensor]:
+def saved(out: Path) -> Checkpoint:
     found = load_latest(out)
     assert found is not None
-    return found[0].weights
+    return found[0]
 
 
-@pytest.mark.timeout(PATIENCE_S + 300)
+def tensors(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors of a tree, by where they are."""
+    if isinstance(value, torch.Tensor):
+        yield name, value.float()
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from tensors(item, f"{name}/{key}")
+    elif isinstance(value, list | tuple):
+        for place, item in enumerate(value):
+            yield from tensors(item, f"{name}/{place}")
+
+
+def furthest(left: Any, right: Any) -> float:
+    """The largest difference of any number in two trees of the same form."""
+    ours, theirs = dict(tensors(left)), dict(tensors(right))
+    assert ours.keys() == theirs.keys()
+    return max((float((ours[name] - theirs[name]).abs().max()) for name in ours), default=0.0)
+
+
+@pytest.mark.timeout(PATIENCE_S + 600)
 @pytest.mark.parametrize(
     ("left", "right"), [("one", "team"), ("one-after-one", "one-after-team"), ("one-after-one", "team-after-one")]
 )
-def test_the_number_of_processes_changes_nothing(out: Path, left: str, right: str) -> None:
-    ours, theirs = weights(out / left), weights(out / right)
-    assert ours.keys() == theirs.keys()
-    assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) < 1e-5
-    numbers, others = (json.loads((out / name / "numbers.json").read_text()) for name in (left, right))
+@pytest.mark.parametrize("way", WAYS)
+def test_the_number_of_processes_changes_nothing(out: Path, way: str, left: str, right: str) -> None:
+    ours, theirs = saved(out / f"{left}-{way}"), saved(out / f"{right}-{way}")
+    assert furthest(ours.weights, theirs.weights) < 1e-5
+    assert furthest(ours.companions, theirs.companions) < 1e-4
+    assert bool(ours.companions) == (way in ("critic", "ewma"))
+    numbers, others = (json.loads((out / f"{name}-{way}" / "numbers.json").read_text()) for name in (left, right))
     for name in numbers.keys() - {"step_seconds"}:
         assert numbers[name] == pytest.approx(others[name], rel=1e-3, abs=1e-5), name
 
 
-@pytest.mark.timeout(PATIENCE_S + 300)
-def test_it_did_train(out: Path) -> None:
-    before, after = weights(out / "one"), weights(out / "one-after-one")
-    assert max(float((before[name] - after[name]).abs().max()) for name in before) > 1e-4
+@pytest.mark.timeout(PATIENCE_S + 600)
+@pytest.mark.parametrize("way", WAYS)
+def test_it_did_train(out: Path, way: str) -> None:
+    before, after = saved(out / f"one-{way}"), saved(out / f"one-after-one-{way}")
+    assert furthest(before.weights, after.weights) > 1e-4

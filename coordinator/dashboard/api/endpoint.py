@@ -13,6 +13,7 @@ from aiohttp import web
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from coordinator.dashboard.access import Access, Caller
+from coordinator.dashboard.bodies import read_body
 from coordinator.operators import Role
 from protocol.errors import UserError
 
@@ -105,9 +106,9 @@ class Doorway:
             caller = await self._admit(endpoint, request, path)
             try:
                 query = endpoint.query.model_validate(dict(request.query))
-                body = (
-                    None if endpoint.body is None else endpoint.body.model_validate_json(await request.read() or b"{}")
-                )
+                body = None
+                if endpoint.body is not None:
+                    body = endpoint.body.model_validate_json(await read_body(request) or b"{}")
                 answer = await endpoint.handle(Asked(request, caller, path, query, body))
             except ValidationError as error:
                 raise web.HTTPBadRequest(text=problems(error)) from None

@@ -134,7 +134,7 @@ class AcknowledgeBatchesResponse(_message.Message):
     def __init__(self, acknowledged: _Optional[int] = ...) -> None: ...
 
 class ReportStepRequest(_message.Message):
-    __slots__ = ("batch", "trainer_version", "optimizer_steps", "metrics", "dropped", "trained_rollout_ids")
+    __slots__ = ("batch", "trainer_version", "optimizer_steps", "metrics", "dropped", "trained_rollout_ids", "alarms")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -149,19 +149,28 @@ class ReportStepRequest(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class AlarmsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     BATCH_FIELD_NUMBER: _ClassVar[int]
     TRAINER_VERSION_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_STEPS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     TRAINED_ROLLOUT_IDS_FIELD_NUMBER: _ClassVar[int]
+    ALARMS_FIELD_NUMBER: _ClassVar[int]
     batch: int
     trainer_version: int
     optimizer_steps: int
     metrics: _containers.ScalarMap[str, float]
     dropped: _containers.ScalarMap[str, int]
     trained_rollout_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, batch: _Optional[int] = ..., trainer_version: _Optional[int] = ..., optimizer_steps: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., dropped: _Optional[_Mapping[str, int]] = ..., trained_rollout_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    alarms: _containers.ScalarMap[str, str]
+    def __init__(self, batch: _Optional[int] = ..., trainer_version: _Optional[int] = ..., optimizer_steps: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., dropped: _Optional[_Mapping[str, int]] = ..., trained_rollout_ids: _Optional[_Iterable[str]] = ..., alarms: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ReportStepResponse(_message.Message):
     __slots__ = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator
@@ -193,3 +194,37 @@ async def test_rubbish_gets_no_internal_error(client: Client, run: StoredRun) ->
     for cookie in ("a", "a.b.c", "..", "ü", "a." + "9" * 150 + ".c"):
         answer = await client.get("/run", headers={"Cookie": f"{COOKIE}={cookie}"}, allow_redirects=False)
         assert answer.status in (303, 400)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_a_body_that_is_broken_is_its_senders_mistake(client: Client, run: StoredRun, encoding: str) -> None:
+    secret = await token_of(run, Role.ADMIN)
+    headers = {"Content-Encoding": encoding, "Authorization": f"Bearer {secret}"}
+    for path in ("/login", "/api/v1/admin/ban"):
+        answer = await client.post(path, data=b"this was never compressed", headers=headers)
+        assert answer.status == 400 and "broken" in await answer.text(), path
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "text/plain; charset=utf-99",
+        "multipart/form-data; boundary=t",
+        "application/x-www-form-urlencoded; charset=utf-16",
+    ],
+)
+async def test_what_a_form_says_of_itself_is_not_believed(client: Client, content_type: str) -> None:
+    for body, status in ((b"token=\xff%FF%ED%A0%80", 401), (b"&".join(b"a=%d" % n for n in range(99)), 400)):
+        answer = await client.post("/login", data=body, headers={"Content-Type": content_type})
+        assert answer.status == status
+
+
+async def test_a_header_that_is_no_text_names_nobody(client: Client) -> None:
+    reader, writer = await asyncio.open_connection(client.host, client.port)
+    odd = (
+        b"Host: a\r\nAuthorization: Bearer \xff\xfe\r\nCookie: rollswarm_session=\xff.\xfe\r\nConnection: close\r\n\r\n"
+    )
+    writer.write(b"GET /api/v1/workers HTTP/1.1\r\n" + odd)
+    assert (await reader.read()).startswith(b"HTTP/1.1 401 ")
+    writer.close()
+    await writer.wait_closed()

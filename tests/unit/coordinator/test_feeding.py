@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator import feeding
+from coordinator.store import summary
 from coordinator.store import tables as t
 from protocol.errors import BadSignature, UserError
 from protocol.manifest import InvalidManifest
@@ -265,6 +266,24 @@ async def test_a_number_that_is_not_finite_is_left_out_of_a_report(run: StoredRu
         trained=[],
     )
     assert (await run.row(t.steps)).metrics == {"reward_mean": 0.5}
+
+
+async def test_alarms_of_the_trainer_are_audit_events_at_both_ends(run: StoredRun) -> None:
+    for batch, alarms in enumerate(({"kl": "far"}, {"kl": "further", "skipped": "not finite"}, {}, {})):
+        for _ in range(2):  # each is reported twice, as after a crash
+            await run.feeding.report(
+                batch=batch, trainer_version=batch, optimizer_steps=1, metrics={}, dropped={}, trained=[], alarms=alarms
+            )
+    found = [(row.action, row.subject, row.detail) for row in await run.rows(t.events) if row.actor == "trainer"]
+    assert [each for each in found if each[0] != "version"] == [
+        ("trainer_alarm", "kl", "far (batch 0, version 0)"),
+        ("trainer_alarm", "skipped", "not finite (batch 1, version 1)"),
+        ("trainer_alarm_over", "kl", "batch 2, version 2"),
+        ("trainer_alarm_over", "skipped", "batch 2, version 2"),
+    ]
+    async with run.db.read() as connection:
+        seen = await summary.read(connection)
+    assert {event["subject"] for event in seen.alerts} == {"kl", "skipped"}
 
 
 async def test_a_batch_too_large_for_a_message_comes_in_parts(

@@ -64,3 +64,23 @@ async def test_who_is_banned_while_in_line_hears_of_it(run: StoredRun, alice: Id
     await run.leasing.give_back(alice.key_id, [leases[0].lease_id])
     with pytest.raises(WorkerFault, match="banned: forged"):
         await call
+
+
+async def test_who_may_not_have_any_holds_nobody_up(begin: Begin, alice: Identity, bob: Identity) -> None:
+    run = await begin(newcomer_share=0.25, probation_rollouts=2)
+    newcomers = [make_identity(100 + number) for number in range(70)]
+    await run.join(*newcomers)
+    await run.change(t.workers, t.workers.c.worker_id == bob.key_id, accepted=2)
+    assert len(await run.lease(alice, 2)) == 2, "all that newcomers get"
+    taken = await run.lease(bob, 6)
+    line = Line(run.leasing)
+    waiting = [asyncio.create_task(line.acquire(worker.key_id, 1, 20.0)) for worker in newcomers]
+    await asyncio.wait(waiting, timeout=0.3)
+    established = asyncio.create_task(line.acquire(bob.key_id, 6, 20.0))
+    await asyncio.wait([established], timeout=0.3)
+    await run.leasing.give_back(bob.key_id, [lease.lease_id for lease in taken])
+    assert len((await established).leases) == 6
+    assert not any(task.done() for task in waiting)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)

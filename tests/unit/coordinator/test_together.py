@@ -72,3 +72,17 @@ async def test_who_has_gone_away_is_left_out() -> None:
     assert await stays == 6
     assert await first[0] == 2
     assert work.calls == [[1], [3]]
+
+
+async def test_a_database_that_is_away_is_asked_once_for_all() -> None:
+    calls = 0
+
+    async def away(items: Sequence[int]) -> Sequence[int]:
+        nonlocal calls
+        calls += 1
+        raise ConnectionRefusedError
+
+    tasks = await begun(Together(away, most=8), 1, 2, 3)
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [ConnectionRefusedError] * 3
+    assert calls == 1

@@ -5,8 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from aiohttp.http_exceptions import BadHttpMessage
+from aiohttp.web import RequestPayloadError
 
-from protocol.cli import build_of, run_app, set_up_logging
+from protocol.cli import _is_news, build_of, run_app, set_up_logging
 from protocol.errors import OurFault, UserError
 
 
@@ -80,3 +82,11 @@ def test_the_build_is_what_the_image_says_or_the_checkouts_commit(tmp_path: Path
     assert build_of(package) == "0123456789ab"
     (package / "BUILD").write_text("image-7\n")
     assert build_of(package) == "image-7"
+
+
+def test_what_strangers_send_leaves_no_traceback_and_our_own_faults_do() -> None:
+    record = logging.LogRecord("aiohttp.server", logging.ERROR, "", 0, "Unhandled", None, None)
+    assert _is_news(record)
+    for error, news in ((BadHttpMessage("x"), False), (RequestPayloadError("x"), False), (RuntimeError("ours"), True)):
+        record.exc_info = (type(error), error, None)
+        assert _is_news(record) is news

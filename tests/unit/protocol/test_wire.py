@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ from protocol.rollout import (
     VersionSpan,
 )
 from protocol.wire import (
+    check_storable,
     envelope_from_wire,
     envelope_to_wire,
     floats_from_bytes,
@@ -34,7 +36,7 @@ from protocol.wire import (
     sampling_from_wire,
     sampling_to_wire,
 )
-from protos.rollswarm.v1 import common_pb2, worker_pb2
+from protos.rollswarm.v1 import common_pb2, trainer_pb2, worker_pb2
 from tests.factories import make_identity, make_rollout
 
 # What only our own side may say. No message that a worker sends has a field that sounds like it.
@@ -248,3 +250,27 @@ def test_a_million_small_pieces_are_not_unpacked(field: str) -> None:
     pieces.extend([pieces[0]] * 1024)
     with pytest.raises(WorkerFault, match="1024"):
         rollout_from_payload(message.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        worker_pb2.GetChallengeRequest(key_id="ed25519:\0"),
+        worker_pb2.RenewLeasesRequest(progress=[worker_pb2.LeaseProgress(policy_version=1 << 63)]),
+        worker_pb2.ReturnLeasesRequest(lease_ids=["a", "b\0"]),
+        trainer_pb2.ReportStepRequest(batch=(1 << 64) - 1),
+        trainer_pb2.ReportStepRequest(metrics={"\0": 1.0}),
+        trainer_pb2.ReportStepRequest(dropped={"a": 1 << 63}),
+    ],
+)
+def test_what_no_database_holds_is_no_message(message: Message) -> None:
+    with pytest.raises(WorkerFault, match="nobody could store") as caught:
+        check_storable(message)
+    assert caught.value.reason == RejectionReason.FORM
+
+
+def test_what_a_database_holds_passes() -> None:
+    check_storable(
+        trainer_pb2.ReportStepRequest(batch=(1 << 63) - 1, metrics={"a": 1e308}, trained_rollout_ids=["\u0001"])
+    )
+    check_storable(worker_pb2.SubmitRolloutRequest())

@@ -48,3 +48,12 @@ def test_entropy_is_compared_with_the_runs_first_steps():
     low = {**CALM, "entropy": 0.19}
     watch.look(low)
     assert low["alarm/entropy"] == 1.0
+
+
+def test_what_a_run_began_with_outlives_a_restart():
+    before = Watch()
+    for _ in range(5):
+        assert before.look(dict(CALM)) == {}
+    resumed = Watch(entropies=list(before.entropies))
+    assert set(resumed.look({**CALM, "entropy": 0.05})) == {"entropy"}
+    assert Watch().look({**CALM, "entropy": 0.05}) == {}

@@ -47,6 +47,7 @@ def test_paths_are_relative_to_the_run_file(tmp_path: Path) -> None:
         ("pass_rate = [0.5, 0.2]", "trainer.pass_rate"),
         ('old_logprobs = "worker"', "trainer.old_logprobs"),
         ('old_logprobs = "ewma"', "ewma_decay"),
+        ('optimizer = "muon"\nlora_rank = 4', "adapters"),
         ("updates_per_batch = 0", "trainer.updates_per_batch"),
         ("token_budget = 1", "trainer.token_budget"),
     ],

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import trainer.evaluation as module
 from protocol.errors import UserError
 from tests.tiny_model import EOS_TOKEN_ID, build_tiny_model
-from trainer.evaluation import Plan, Progress, run_evaluation, sections_of, summary
+from trainer.evaluation import Plan, Progress, fingerprint, run_evaluation, sections_of, summary
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +63,35 @@ async def test_an_interruption_changes_nothing(
     assert again["environments"] == whole["environments"]
 
 
+class Echo:
+    """A sampler that writes the same for every prompt."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, int]] = []
+
+    async def start(self, model: Path, longest: int) -> None:
+        self.said.append(("start", longest))
+
+    async def complete(self, prompts: Sequence[Sequence[int]], *, samples: int, **how: Any) -> list[list[list[int]]]:
+        self.said.append(("complete", len(prompts)))
+        assert (how["max_tokens"], how["eos_token_ids"]) == (2, (EOS_TOKEN_ID,))
+        return [[[49]] * samples for _ in prompts]
+
+    async def close(self) -> None:
+        self.said.append(("close", 0))
+
+
+async def test_another_engine_may_write(tmp_path: Path, config: Path, model: Path) -> None:
+    sampler = Echo()
+    plan = Plan(model, tasks=20, samples=2, ks=(1,), engine="vllm")
+    result = await run_evaluation(config, plan, tmp_path / "out.json", sampler)
+    assert [what for what, _ in sampler.said] == ["start", "complete", "complete", "close"]
+    assert sampler.said[0][1] > 2, "a prompt and two tokens"
+    assert result["engine"] == "vllm"
+    (section,), eos = sections_of(config)
+    assert fingerprint(plan, [section], eos) != fingerprint(replace(plan, engine="builtin"), [section], eos)
+
+
 async def test_a_partial_file_of_something_else_is_refused(tmp_path: Path, config: Path, model: Path) -> None:
     (tmp_path / "out.json.partial").write_text('{"fingerprint": "other"}\n')
     with pytest.raises(UserError, match="another evaluation"):
@@ -76,7 +108,13 @@ def test_a_summary_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [({"tasks": 0}, "at least 1"), ({"ks": (9,)}, "every k"), ({"ks": ()}, "every k"), ({"temperature": -1.0}, "temp")],
+    [
+        ({"tasks": 0}, "at least 1"),
+        ({"ks": (9,)}, "every k"),
+        ({"ks": ()}, "every k"),
+        ({"temperature": -1.0}, "temp"),
+        ({"temperature": 0.0, "engine": "vllm"}, "builtin"),
+    ],
 )
 def test_a_plan_that_makes_no_sense_is_refused(changes: dict, said: str) -> None:
     with pytest.raises(UserError, match=said):

@@ -33,6 +33,7 @@ class Coordinator:
         self.log: list[tuple[str, int]] = []
         self.reports: dict[int, dict[str, float]] = {}
         self.steps: dict[int, tuple[int, int]] = {}
+        self.alarms: dict[int, set[str]] = {}
         self.fail_report_of = -1
         self.kept: int | None = None  # the newest version not withdrawn, until another is announced
         self.stop_at_pull: tuple[int, asyncio.Event] | None = None
@@ -78,6 +79,7 @@ class Coordinator:
             raise ConnectionError("killed")
         self.reports[batch] = dict(metrics)
         self.steps[batch] = (rest["trainer_version"], rest["optimizer_steps"])
+        self.alarms[batch] = set(rest["alarms"])
 
     async def acknowledge(self, through_batch: int) -> int:
         self.log.append(("acknowledge", through_batch))
@@ -202,11 +204,11 @@ async def test_a_replay_that_comes_out_otherwise_gets_the_next_number(bench: Ben
 
 
 async def test_only_adapters_train_and_whole_versions_are_published(bench: Bench, origin: list[int]) -> None:
-    await bench.trainer(versions=2, lora_rank=4, optimizer="muon", recompute_activations=True).run()
+    await bench.trainer(versions=2, lora_rank=4, recompute_activations=True).run()
     assert origin == [0, 1, 2]
     assert len(set(bench.coordinator.versions)) == 3
     known = list(bench.coordinator.versions)
-    await bench.trainer(versions=3, lora_rank=4, optimizer="muon", recompute_activations=True).run()
+    await bench.trainer(versions=3, lora_rank=4, recompute_activations=True).run()
     assert bench.coordinator.versions[:3] == known
 
 
@@ -269,6 +271,8 @@ async def test_gradients_that_stay_broken_end_the_run(bench: Bench, tmp_path: Pa
         await bench.trainer(versions=9, max_skipped_steps=2).run()
     assert bench.coordinator.reports[0]["applied"] == 0.0
     assert bench.coordinator.reports[0]["alarm/skipped"] == 1.0
+    assert "skipped" in bench.coordinator.alarms[0] and "gave_up" not in bench.coordinator.alarms[0]
+    assert {"skipped", "gave_up"} <= bench.coordinator.alarms[1]
     assert bench.coordinator.acknowledged == 0, "everything before the last step is in a checkpoint"
     await settle()
 
