@@ -499,7 +499,7 @@ async def test_a_run_by_invitation(servers: Servers) -> None:
     await servers.worker(make_identity(61)).register(patience_s=0.0)  # has joined before
     with pytest.raises(UserError, match="used up"):
         await servers.worker(make_identity(62), invite=token).register(patience_s=0.0)
-    late = await invite(url, uses=1, days=-1.0, note="")
+    late = await invite(url, uses=1, days=1e-9, note="")
     with pytest.raises(UserError, match="expired"):
         await servers.worker(make_identity(62), invite=late).register(patience_s=0.0)
 
