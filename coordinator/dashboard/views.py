@@ -38,7 +38,7 @@ _CHANGES_EVERY_S = 2.0
 _CHANGES_LOOKS = 300
 _API_VERSION = "1"
 _LEADERS = 10
-_KEPT = ("Allow", "Connection", "WWW-Authenticate")  # headers of a refusal, whatever it is told in
+_KEPT = ("Allow", "WWW-Authenticate")  # headers of a refusal, whatever it is told in
 _OUR_FAULT = "the coordinator failed; it is not your fault, try again"
 # In the order one watches them: what says first that something goes wrong comes first.
 _CHARTS = (
@@ -104,7 +104,10 @@ class Views:
             if refused.status < 400:
                 raise
             kept = {name: refused.headers[name] for name in _KEPT if name in refused.headers}
-            return _refuse(request, refused.status, refused.text or refused.reason, kept)
+            answer = _refuse(request, refused.status, refused.text or refused.reason, kept)
+            if refused.keep_alive is False:
+                answer.force_close()
+            return answer
         except Exception:
             log.exception("a request failed by our own fault", extra={"action": "internal_error"})
             return _refuse(request, 500, _OUR_FAULT, {})
