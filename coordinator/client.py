@@ -7,13 +7,14 @@ so once per outage; a call that the coordinator refuses raises at once (`WorkerF
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 __all__ = ["Backoff", "LeasedSample", "RunState", "TrainerClient", "Trust", "WorkerClient", "fetch_terms"]
 
 _CALL_TIMEOUT_S = 30.0
+_LEASES_AT_ONCE = 256  # in one call, as the coordinator takes them
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,13 @@ class LeasedSample:
     seed: int
     min_version: int
     deadline: float
+
+
+def _batched(items: Iterable[T]) -> Iterator[list[T]]:
+    """The items in lists that one call may hold."""
+    rest = iter(items)
+    while some := list(itertools.islice(rest, _LEASES_AT_ONCE)):
+        yield some
 
 
 def _leased(lease: worker_pb2.Lease, begun: float) -> LeasedSample:
@@ -168,31 +178,37 @@ class WorkerClient:
 
     async def renew(self, progress: Mapping[str, Commitment]) -> tuple[dict[str, tuple[float, str]], int]:
         """For each lease: its new deadline (monotonic) and "" or why it is no longer live; and the head version."""
-        begun = time.monotonic()
-        request = worker_pb2.RenewLeasesRequest(
-            progress=[
-                worker_pb2.LeaseProgress(
-                    lease_id=lease_id,
-                    length=commitment.length,
-                    token_digest=commitment.digest,
-                    policy_version=commitment.version,
-                    signature=sign_renewal(self._identity, self._terms.run_id, lease_id, commitment),
-                )
-                for lease_id, commitment in progress.items()
-            ]
-        )
-        answer = await self._authorized(self._stub.RenewLeases, request)
-        renewed = {
-            entry.lease_id: (begun + entry.deadline_ms / 1000, "" if entry.live else entry.reason or "not live")
-            for entry in answer.renewals
-        }
-        return renewed, answer.head_version
+        renewed: dict[str, tuple[float, str]] = {}
+        head = 0
+        for some in _batched(progress.items()):
+            begun = time.monotonic()
+            request = worker_pb2.RenewLeasesRequest(
+                progress=[
+                    worker_pb2.LeaseProgress(
+                        lease_id=lease_id,
+                        length=commitment.length,
+                        token_digest=commitment.digest,
+                        policy_version=commitment.version,
+                        signature=sign_renewal(self._identity, self._terms.run_id, lease_id, commitment),
+                    )
+                    for lease_id, commitment in some
+                ]
+            )
+            answer = await self._authorized(self._stub.RenewLeases, request)
+            head = answer.head_version
+            for entry in answer.renewals:
+                problem = "" if entry.live else entry.reason or "not live"
+                renewed[entry.lease_id] = (begun + entry.deadline_ms / 1000, problem)
+        return renewed, head
 
     async def give_back(self, lease_ids: Sequence[str], reason: str, patience_s: float | None = None) -> int:
         """Return leases unfinished; how many were still live."""
-        request = worker_pb2.ReturnLeasesRequest(lease_ids=lease_ids, reason=reason)
-        answer = await self._authorized(self._stub.ReturnLeases, request, patience_s=patience_s)
-        return int(answer.returned)
+        returned = 0
+        for some in _batched(lease_ids):
+            request = worker_pb2.ReturnLeasesRequest(lease_ids=some, reason=reason)
+            answer = await self._authorized(self._stub.ReturnLeases, request, patience_s=patience_s)
+            returned += int(answer.returned)
+        return returned
 
     async def submit(self, envelope: SignedEnvelope, patience_s: float | None = None) -> worker_pb2.Receipt:
         """Hand in a signed rollout and check the receipt.

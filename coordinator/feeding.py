@@ -149,8 +149,8 @@ class Feeding:
 
     async def _close(self, connection: AsyncConnection, group_ids: Sequence[str]) -> None:
         """Nothing more is generated for these groups."""
-        for lease in await leases.live_of_groups(connection, group_ids):
-            await leases.release(connection, finish(lease, LeaseState.REVOKED))
+        out = await leases.live_of_groups(connection, group_ids)
+        await leases.save_many(connection, [finish(lease, LeaseState.REVOKED) for lease in out])
         await groups.drop_samples(connection, group_ids)
 
     async def _serve(

@@ -6,6 +6,7 @@ only after that has committed (SQLite: synchronous=FULL), so a receipted rollout
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -26,6 +27,8 @@ from protocol.signing import RECEIPT, ROLLOUT, Identity, SignedEnvelope, open_en
 from protocol.wire import rollout_from_payload, rollout_id
 from protos.rollswarm.v1 import worker_pb2
 
+_SPANS_MAX = 128  # what a batch asks the database for is bounded
+_READ_AT_ONCE_BYTES = 64 * 1024
 _MOST = 128  # submissions in one transaction: what holds the others up is bounded
 
 
@@ -37,6 +40,23 @@ class Submission:
     rollout_id: str
     rollout: Rollout
     envelope: SignedEnvelope
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A submission that was refused, and why."""
+
+    worker_id: str
+    rollout_id: str
+    envelope: SignedEnvelope
+    fault: WorkerFault
+
+
+async def _parsed(payload: bytes) -> Rollout:
+    """The rollout; a large one is read in a thread, so that others are served meanwhile."""
+    if len(payload) <= _READ_AT_ONCE_BYTES:
+        return rollout_from_payload(payload)
+    return await asyncio.to_thread(rollout_from_payload, payload)
 
 
 class Intake:
@@ -61,6 +81,7 @@ class Intake:
         self._max_strikes = max_strikes
         self._max_payload_bytes = max_payload_bytes
         self._together = Together(self._store, _MOST)
+        self._refusing: Together[Refusal, None] = Together(self._refuse, _MOST)
 
     def use(self, limits: Limits) -> None:
         """Go by these bounds from the next call on."""
@@ -77,34 +98,45 @@ class Intake:
         try:
             if len(payload) > self._max_payload_bytes:
                 raise WorkerFault(RejectionReason.FORM, f"larger than {self._max_payload_bytes} bytes")
-            submission = Submission(worker_id, identifier, rollout_from_payload(payload), envelope)
+            submission = Submission(worker_id, identifier, await _parsed(payload), envelope)
+            if len(submission.rollout.spans) > _SPANS_MAX:
+                raise WorkerFault(RejectionReason.FORM, f"more than {_SPANS_MAX} spans")
             try:
                 return await self._together.do(submission)
             except IntegrityError:
                 raise WorkerFault(RejectionReason.LEASE, "this sample or lease was answered already") from None
         except WorkerFault as fault:
-            async with self._db.write() as connection:
-                at = await database.now(connection)
+            await self._refusing.do(Refusal(worker_id, identifier, envelope, fault))
+            raise
+
+    async def _refuse(self, refusals: Sequence[Refusal]) -> Sequence[None]:
+        """Count what was refused, and strike where that is due, in one transaction."""
+        async with self._db.write() as connection:
+            at = await database.now(connection)
+            for each in refusals:
                 struck = await verdicts.refuse(
                     connection,
-                    worker_id=worker_id,
-                    rollout_id=identifier,
-                    reason=fault.reason,
-                    detail=fault.detail,
+                    worker_id=each.worker_id,
+                    rollout_id=each.rollout_id,
+                    reason=each.fault.reason,
+                    detail=each.fault.detail,
                     at=at,
                     max_strikes=self._max_strikes,
                 )
-                if struck and fault.reason == RejectionReason.COMMITMENT:
-                    lease_id = rollout_from_payload(payload).lease_id
-                    await rollouts.keep_offence(connection, identifier, lease_id, worker_id, fault.detail, envelope, at)
-            raise
+                if struck and each.fault.reason == RejectionReason.COMMITMENT:
+                    lease_id = rollout_from_payload(each.envelope.payload).lease_id
+                    await rollouts.keep_offence(
+                        connection, each.rollout_id, lease_id, each.worker_id, each.fault.detail, each.envelope, at
+                    )
+        return [None] * len(refusals)
 
     async def _store(self, submissions: Sequence[Submission]) -> Sequence[SignedEnvelope | Exception]:
         """Receive several in one transaction. Raises IntegrityError if another replica took one in at the same moment."""
         async with self._db.write(alone=False) as connection:
             at = await database.now(connection)
-            received = await rollouts.received(connection, (each.rollout_id for each in submissions))
+            # Leases first, and locked: of the same bytes that another replica is taking in, the receipt is seen afterwards.
             held = await leases.held(connection, (each.rollout.lease_id for each in submissions))
+            received = await rollouts.received(connection, (each.rollout_id for each in submissions))
             named = await versions.named(
                 connection, (span.version for each in submissions for span in each.rollout.spans)
             )

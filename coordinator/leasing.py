@@ -6,8 +6,10 @@ same time are served in one transaction (`coordinator.granting`).
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -17,15 +19,19 @@ from coordinator.hardware import HardwareRules
 from coordinator.scheduling import EXACT, Freshness, Scheduling
 from coordinator.store import database, leases, versions, workers
 from coordinator.store.database import Database
+from coordinator.store.leases import Held
 from coordinator.together import Together
 from protocol import lease as lease_rules
 from protocol.errors import WorkerFault
 from protocol.lease import Commitment, Lease, LeaseState
 from protocol.policy import oldest_admissible
 
+log = logging.getLogger(__name__)
+
 __all__ = ["EnvironmentShare", "Granted", "Leasing", "Renewal", "Scheduling"]
 
 _MOST = 64  # workers in one transaction
+Returned = tuple[str, tuple[str, ...]]  # a worker's leases
 Progress = tuple[str, tuple[tuple[str, Commitment], ...]]  # a worker's, by lease
 
 
@@ -59,7 +65,9 @@ class Leasing:
             secret=secret, environments=environments, tokenize=tokenize, max_prompt_tokens=max_prompt_tokens
         )
         self._granting = Granting(scheduling, maker, hardware_rules or HardwareRules(), freshness)
-        self._together = Together(self.acquire_many, _MOST)
+        self._together = Together(self.acquire_many, _MOST, self.abandon)
+        self._returning: Together[Returned, int] = Together(self._give_back_many, _MOST)
+        self._abandoned: set[asyncio.Task[int]] = set()
         self._renewing: Together[Progress, tuple[list[Renewal], int]] = Together(self._renew_many, _MOST)
 
     def use(self, scheduling: Scheduling) -> None:
@@ -105,7 +113,8 @@ class Leasing:
                     if mine is None or mine.lease.worker_id != worker_id:
                         renewals.append(Renewal(lease_id, 0.0, "there is no such lease of yours"))
                         continue
-                    lease, problem = self._renewed(changed.get(lease_id, mine.lease), commitment, at, version)
+                    now = replace(mine, lease=changed.get(lease_id, mine.lease))
+                    lease, problem = self._renewed(now, commitment, at, version)
                     if lease != mine.lease:
                         changed[lease_id] = lease
                     renewals.append(Renewal(lease_id, 0.0 if problem else lease.deadline, problem))
@@ -114,9 +123,9 @@ class Leasing:
             await workers.seen(connection, sorted({worker_id for worker_id, _ in asked}), at)
         return answers
 
-    def _renewed(self, lease: Lease, commitment: Commitment, at: float, head: int) -> tuple[Lease, str]:
+    def _renewed(self, held: Held, commitment: Commitment, at: float, head: int) -> tuple[Lease, str]:
         """The lease afterwards, and what is wrong with it, if anything."""
-        lease = lease_rules.expire(lease, at)
+        lease = lease_rules.expire(held.lease, at)
         try:
             renewed = lease_rules.renew(
                 lease,
@@ -124,6 +133,8 @@ class Leasing:
                 now=at,
                 term=self._scheduling.lease_term_s,
                 oldest=oldest_admissible(head, self._scheduling.max_staleness),
+                head=head,
+                max_tokens=held.max_tokens,
             )
         except WorkerFault as fault:
             revoked = lease.state is LeaseState.LIVE
@@ -132,14 +143,44 @@ class Leasing:
 
     async def give_back(self, worker_id: str, lease_ids: Sequence[str]) -> int:
         """Free the worker's live leases; how many there were."""
-        returned = 0
-        async with self._db.write() as connection:
-            for lease_id in lease_ids:
-                lease = await leases.get(connection, lease_id)
-                if lease is not None and lease.worker_id == worker_id and lease.state is LeaseState.LIVE:
-                    await leases.release(connection, lease_rules.finish(lease, LeaseState.RETURNED))
-                    returned += 1
-        return returned
+        return await self._returning.do((worker_id, tuple(lease_ids)))
+
+    async def _give_back_many(self, asked: Sequence[Returned]) -> list[int]:
+        async with self._db.write(alone=False) as connection:
+            held = await leases.held(connection, (lease_id for _, ids in asked for lease_id in ids))
+            ended: dict[str, Lease] = {}
+            counts = []
+            for worker_id, ids in asked:
+                mine = {
+                    lease_id
+                    for lease_id in ids
+                    if lease_id in held
+                    and lease_id not in ended
+                    and held[lease_id].lease.worker_id == worker_id
+                    and held[lease_id].lease.state is LeaseState.LIVE
+                }
+                ended |= {each: lease_rules.finish(held[each].lease, LeaseState.RETURNED) for each in mine}
+                counts.append(len(mine))
+            await leases.save_many(connection, list(ended.values()))
+        return counts
+
+    def abandon(self, request: Request, granted: Granted) -> None:
+        """Give back what was granted to a caller that went away meanwhile: nobody knows of these leases."""
+        if granted.leases:
+            ids = [lease.lease_id for lease, _ in granted.leases]
+            task = asyncio.ensure_future(self.give_back(request.worker_id, ids))
+            self._abandoned.add(task)
+            task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[int]) -> None:
+        self._abandoned.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.warning("leases that nobody knows of run out: %r", task.exception(), extra={"action": "abandon"})
+
+    async def live_among(self, worker_id: str, lease_ids: Sequence[str]) -> set[str]:
+        """Those of these leases that are the worker's and live: only about them anything it says is worth a look."""
+        async with self._db.read() as connection:
+            return await leases.live_among(connection, worker_id, lease_ids)
 
     async def expire(self) -> int:
         """Free what is overdue; how many leases there were."""
@@ -148,6 +189,5 @@ class Leasing:
 
     async def _expire(self, connection: AsyncConnection, at: float) -> int:
         overdue = await leases.overdue(connection, at)
-        for lease in overdue:
-            await leases.release(connection, lease_rules.expire(lease, at))
+        await leases.save_many(connection, [lease_rules.expire(lease, at) for lease in overdue])
         return len(overdue)

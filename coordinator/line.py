@@ -44,20 +44,21 @@ class Line:
         A caller that goes away while leases are granted to it gives them back.
         """
         deadline = time.monotonic() + wait_s
-        asked = asyncio.ensure_future(self._leasing.acquire(worker_id, wanted))
-        try:
-            granted = await asyncio.shield(asked)
-        except asyncio.CancelledError:
-            asked.add_done_callback(lambda done: self._abandon(worker_id, done))
-            raise
+        granted = await self._leasing.acquire(worker_id, wanted)
         if granted.leases or time.monotonic() >= deadline:
             return granted
+        for other in [each for each in self._waiters if each.request.worker_id == worker_id]:
+            self._answer(other, other.answer)  # one place in line for each worker, however often it asks
         waiter = _Waiter(Request(worker_id, wanted), deadline, granted, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._serve())
         try:
             return await waiter.future
+        except asyncio.CancelledError:
+            if waiter.future.done() and not waiter.future.cancelled() and waiter.future.exception() is None:
+                self._leasing.abandon(waiter.request, waiter.future.result())  # answered, and gone before it heard
+            raise
         finally:
             with contextlib.suppress(ValueError):
                 self._waiters.remove(waiter)
@@ -100,22 +101,6 @@ class Line:
             if not waiter.future.done():
                 waiter.future.set_exception(answer)
         elif waiter.future.done():
-            self._give_back(waiter.request.worker_id, answer)
+            self._leasing.abandon(waiter.request, answer)
         else:
             waiter.future.set_result(answer)
-
-    def _abandon(self, worker_id: str, asked: asyncio.Future[Granted]) -> None:
-        if not asked.cancelled() and asked.exception() is None:
-            self._give_back(worker_id, asked.result())
-
-    def _give_back(self, worker_id: str, granted: Granted) -> None:
-        if granted.leases:
-            ids = [lease.lease_id for lease, _ in granted.leases]
-            task = asyncio.ensure_future(self._leasing.give_back(worker_id, ids))
-            task.add_done_callback(_log_failure)
-
-
-def _log_failure(task: asyncio.Future[int]) -> None:
-    """Leases that could not be given back run out by themselves."""
-    if not task.cancelled() and task.exception() is not None:
-        log.warning("leases of a caller that went away run out: %r", task.exception(), extra={"action": "line_error"})

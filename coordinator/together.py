@@ -23,22 +23,34 @@ class Together(Generic[Item, Answer]):
 
     `work(items)` answers in order; an answer that is an exception is raised to that caller alone. If it raises itself and
     there were several items, each is tried alone: one that can't be done harms no other. Only where the database is away do
-    all hear of it at once.
+    all hear of it at once. Who goes away before its turn is left out; `lost` is told the answer to one that went away while
+    it was served.
     """
 
-    def __init__(self, work: Callable[[Sequence[Item]], Awaitable[Sequence[Answer | Exception]]], most: int) -> None:
+    def __init__(
+        self,
+        work: Callable[[Sequence[Item]], Awaitable[Sequence[Answer | Exception]]],
+        most: int,
+        lost: Callable[[Item, Answer], None] = lambda item, answer: None,
+    ) -> None:
         self._work = work
         self._most = most
+        self._lost = lost
         self._waiting: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
         self._task: asyncio.Task[None] | None = None
 
     async def do(self, item: Item) -> Answer:
-        """The answer to `item`. A caller that is cancelled meanwhile may still have been served."""
+        """The answer to `item`."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._drain())
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._lost(item, future.result())  # answered, and gone before it heard
+            raise
 
     async def _drain(self) -> None:
         while self._waiting:
@@ -62,7 +74,9 @@ class Together(Generic[Item, Answer]):
             for each in batch:
                 await self._serve([each])
             return
-        for (_, future), answer in zip(batch, answers, strict=True):
+        for (item, future), answer in zip(batch, answers, strict=True):
+            if future.done() and not isinstance(answer, Exception):
+                self._lost(item, answer)
             _tell(future, answer)
 
 

@@ -252,8 +252,7 @@ async def refuse(
 async def purge(connection: AsyncConnection, worker_id: str, *, at: float, actor: str, why: str) -> Mapping[str, int]:
     """What a ban does: live leases are revoked, unconsumed rollouts dropped, their samples leased again."""
     revoked = await leases.live_of_worker(connection, worker_id)
-    for lease in revoked:
-        await leases.release(connection, finish(lease, LeaseState.REVOKED))
+    await leases.save_many(connection, [finish(lease, LeaseState.REVOKED) for lease in revoked])
     untrained = await rollouts.unconsumed_of_worker(connection, worker_id)
     for row in untrained:
         await rollouts.drop(connection, row, "banned", at, sample_state="waiting")

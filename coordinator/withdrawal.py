@@ -40,8 +40,8 @@ async def withdraw(db: Database, *, after: int) -> Withdrawal:
         if after not in await versions.digests(connection, oldest=after):
             raise UserError(f"version {after} is not published, or is withdrawn itself: choose another to go back to")
         numbers = await versions.withdraw(connection, after)
-        for lease in await leases.live(connection) if numbers else ():
-            await leases.release(connection, finish(lease, LeaseState.REVOKED))
+        out = await leases.live(connection) if numbers else []
+        await leases.save_many(connection, [finish(lease, LeaseState.REVOKED) for lease in out])
         untrained = await rollouts.unconsumed_after(connection, after)
         for row in untrained:
             await _drop(connection, row, at)

@@ -16,13 +16,12 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from protocol.errors import WorkerFault
-from protocol.rollout import RejectionReason, token_digest
+from protocol.rollout import RejectionReason
 
 _DIGEST_BYTES = 32
 # What the database can hold; anything near it is nonsense.
 _LENGTH_MAX = 2**31 - 1
-_COMMITMENTS_MAX = 4096
-_VERSION_MAX = 2**63 - 1
+_COMMITMENTS_MAX = 256
 
 
 class LeaseState(enum.StrEnum):
@@ -72,12 +71,18 @@ def is_live(lease: Lease, now: float) -> bool:
     return lease.state is LeaseState.LIVE and now < lease.deadline
 
 
-def renew(lease: Lease, progress: Commitment, *, now: float, term: float, oldest: int) -> Lease:
+def renew(
+    lease: Lease, progress: Commitment, *, now: float, term: float, oldest: int, head: int, max_tokens: int
+) -> Lease:
     """Extend a live lease by `term` seconds and commit to `progress`.
 
-    `oldest`: the oldest version still admissible. Raises WorkerFault if the lease is not live, progress shrank, or
-    what it yields could no longer be accepted.
+    `oldest`, `head`: the oldest version still admissible, and the newest there is; `max_tokens` of the sample. Raises
+    WorkerFault if the lease is not live, progress shrank or is impossible, or what it yields could no longer be accepted.
+
+    All commitments are kept until there are 256, then every second one of the earlier ones: the first and the newest stay.
     """
+    # What is said to be of a version that is not out yet grows too old like what is of the newest.
+    progress = replace(progress, version=min(progress.version, head))
     if not is_live(lease, now):
         raise WorkerFault(RejectionReason.LEASE, f"the lease is {lease.state.value} or past its deadline")
     if lease.min_version < oldest and _born_before(lease, progress, oldest):
@@ -87,9 +92,9 @@ def renew(lease: Lease, progress: Commitment, *, now: float, term: float, oldest
             RejectionReason.COMMITMENT,
             f"{progress.length} tokens now, but {lease.commitment.length} were committed before",
         )
-    if progress.length > _LENGTH_MAX or progress.version > _VERSION_MAX:
+    if progress.length > min(max_tokens, _LENGTH_MAX):
         raise WorkerFault(
-            RejectionReason.COMMITMENT, f"{progress.length} tokens of version {progress.version} are absurd"
+            RejectionReason.COMMITMENT, f"{progress.length} tokens, where a completion has {max_tokens} at most"
         )
     if progress.length and len(progress.digest) != _DIGEST_BYTES:
         raise WorkerFault(RejectionReason.COMMITMENT, f"a digest of {len(progress.digest)} bytes commits to nothing")
@@ -98,8 +103,8 @@ def renew(lease: Lease, progress: Commitment, *, now: float, term: float, oldest
     earlier = lease.earlier
     if 0 < lease.commitment.length < progress.length:
         earlier = (*earlier, lease.commitment)
-    if len(earlier) > _COMMITMENTS_MAX:
-        raise WorkerFault(RejectionReason.COMMITMENT, f"more than {_COMMITMENTS_MAX} commitments to one sample")
+    if len(earlier) >= _COMMITMENTS_MAX:
+        earlier = earlier[::2]
     # A digest of nothing is not kept: it may be of any size.
     digest = progress.digest if progress.length else b""
     signature = progress.signature if progress.length else b""
@@ -117,11 +122,6 @@ def _born_before(lease: Lease, progress: Commitment, oldest: int) -> bool:
     return first.length > 0 and first.version < oldest
 
 
-def honours(lease: Lease, token_ids: tuple[int, ...]) -> bool:
-    """Do these tokens extend everything that was committed under this lease?"""
-    return broken(lease, token_ids) is None
-
-
 def broken(lease: Lease, token_ids: tuple[int, ...]) -> Commitment | None:
     """The first commitment under this lease that these tokens do not extend, None if they do. Hashes every token once."""
     hashed, done = sha256(), 0
@@ -134,13 +134,6 @@ def broken(lease: Lease, token_ids: tuple[int, ...]) -> Commitment | None:
         if commitment.length and hashed.digest() != commitment.digest:
             return commitment
     return None
-
-
-def extends(commitment: Commitment, token_ids: tuple[int, ...]) -> bool:
-    """Do these tokens begin with what was committed?"""
-    if commitment.length == 0:
-        return True
-    return len(token_ids) >= commitment.length and token_digest(token_ids[: commitment.length]) == commitment.digest
 
 
 def expire(lease: Lease, now: float) -> Lease:

@@ -42,7 +42,7 @@ class SwarmConfig:
     port: int = DEFAULT_PORT
     max_upload_mbit: float | None = None
     connections: int = 60
-    uploads: int = 8  # peers sent to at a time: few have each piece soon and pass it on, not all of them late
+    uploads: int = 4  # peers sent to at a time: few have each piece soon and pass it on, not all of them late
 
 
 class Member:
@@ -280,6 +280,8 @@ def session_settings(config: SwarmConfig, lt: Any) -> dict[str, Any]:
         "connections_limit": config.connections,
         "max_peerlist_size": 4 * config.connections,
         "unchoke_slots_limit": config.uploads,
+        "unchoke_interval": 4,  # seconds: a version is swapped in less than one turn of the default, 15
+        "optimistic_unchoke_interval": 8,
         "connection_speed": 50,
         "torrent_connect_boost": 50,
         "min_reconnect_time": 2,

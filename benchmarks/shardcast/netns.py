@@ -1,6 +1,6 @@
-"""A network of namespaces on this machine: one switch, and hosts whose outgoing rate is limited.
+"""A network of namespaces on this machine: one router, and hosts whose outgoing rate is limited.
 
-Nothing outside is touched: the bridge too lies in a namespace of its own, so addresses can't clash with the machine's.
+Nothing outside is touched: the router too lies in a namespace of its own, so addresses can't clash with the machine's.
 Names carry the process id of the run that made them; they are removed when the run ends, and what a killed run left
 behind is removed by the next one.
 """
@@ -21,6 +21,10 @@ _PREFIX = "rollswarm-bench"
 _NAME = re.compile(rf"{_PREFIX}-(\d+)-[a-z]+\d*")
 _BURST_BYTES = 256 * 1024  # at least what leaves within one tick of the kernel's clock
 _QUEUE = "100ms"
+_NETWORK = "198.18"  # for benchmarks (RFC 2544); BitTorrent treats private networks otherwise than the Internet
+# Hosts know the router alone: on one switch, 35 of them fill the kernel's table of neighbours (1024), which all namespaces
+# share, and then can't reach each other.
+_GATEWAY = f"{_NETWORK}.255.254"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,7 @@ def network(relays: int, workers: int, mbit: float) -> Iterator[Network]:
     made: list[str] = []
     try:
         hub = _namespace("hub", made)
-        _run("ip", "-n", hub, "link", "add", "switch", "type", "bridge")
-        _run("ip", "-n", hub, "link", "set", "switch", "up")
+        _run("ip", "netns", "exec", hub, "sysctl", "-qw", "net.ipv4.ip_forward=1")
         roles = ["origin", *(f"relay{n}" for n in range(relays)), *(f"worker{n}" for n in range(workers))]
         hosts = [_host(role, number, hub, mbit, made) for number, role in enumerate(roles, start=1)]
         yield Network(hosts[0], tuple(hosts[1 : 1 + relays]), tuple(hosts[1 + relays :]))
@@ -82,10 +85,18 @@ def _host(role: str, number: int, hub: str, mbit: float, made: list[str]) -> Hos
     name = _namespace(role, made)
     port = f"port{number}"
     _run("ip", "-n", hub, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
-    _run("ip", "-n", hub, "link", "set", port, "master", "switch", "up")
-    address = f"10.77.{number // 250}.{number % 250 + 1}"
-    _run("ip", "-n", name, "address", "add", f"{address}/16", "dev", "eth0")
-    _run("ip", "-n", name, "link", "set", "eth0", "up")
+    address = f"{_NETWORK}.{number // 250}.{number % 250 + 1}"
+    commands = (
+        (hub, "link", "set", port, "up"),
+        (hub, "address", "add", f"{_GATEWAY}/32", "dev", port),
+        (hub, "route", "add", f"{address}/32", "dev", port),
+        (name, "address", "add", f"{address}/32", "dev", "eth0"),
+        (name, "link", "set", "eth0", "up"),
+        (name, "route", "add", f"{_GATEWAY}/32", "dev", "eth0"),
+        (name, "route", "add", "default", "via", _GATEWAY),
+    )
+    for namespace, *command in commands:
+        _run("ip", "-n", namespace, *command)
     rate = ("rate", f"{round(mbit * 1e6)}bit", "burst", str(_BURST_BYTES), "latency", _QUEUE)
     _run("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", *rate)
     return Host(role, name, address)

@@ -15,9 +15,9 @@ async def read_body(request: web.Request) -> bytes:
     try:
         return await request.read()
     except (web.RequestPayloadError, HttpProcessingError, ConnectionError):
-        raise web.HTTPBadRequest(
-            text="the request's body is broken: its encoding or length is not what it says"
-        ) from None
+        broken = web.HTTPBadRequest(text="the request's body is broken: its encoding or length is not what it says")
+        broken.force_close()  # nobody knows where the next request begins
+        raise broken from None
 
 
 async def read_form(request: web.Request) -> dict[str, str]:

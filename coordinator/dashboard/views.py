@@ -45,7 +45,7 @@ HEALTH_PATH = "/healthz"
 _HEALTH_S = 1.0
 _GLANCE_S = 2.0  # how old what everybody is told may be
 _BUSY_AGAIN_S = 5
-_KEPT = ("Allow", "Connection", "WWW-Authenticate")  # headers of a refusal, whatever it is told in
+_KEPT = ("Allow", "WWW-Authenticate")  # headers of a refusal, whatever it is told in
 _OUR_FAULT = "the coordinator failed; it is not your fault, try again"
 # In the order one watches them: what says first that something goes wrong comes first.
 _CHARTS = (
@@ -124,7 +124,10 @@ class Views:
             if refused.status < 400:
                 raise
             kept = {name: refused.headers[name] for name in _KEPT if name in refused.headers}
-            return _refuse(request, refused.status, refused.text or refused.reason, kept)
+            answer = _refuse(request, refused.status, refused.text or refused.reason, kept)
+            if refused.keep_alive is False:
+                answer.force_close()
+            return answer
         except Exception:
             log.exception("a request failed by our own fault", extra={"action": "internal_error"})
             return _refuse(request, 500, _OUR_FAULT, {})

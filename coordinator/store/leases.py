@@ -65,13 +65,24 @@ async def held(connection: AsyncConnection, lease_ids: Iterable[str]) -> dict[st
     return {row.lease_id: Held(_lease(row), row.group_id, row.max_tokens) for row in rows}
 
 
+async def live_among(connection: AsyncConnection, worker_id: str, lease_ids: Iterable[str]) -> set[str]:
+    """Those of these ids, which may come from anybody, that are live leases of this worker."""
+    ids = sorted({lease_id for lease_id in lease_ids if "\0" not in lease_id})
+    statement = select(leases.c.lease_id).where(
+        leases.c.worker_id == worker_id, leases.c.state == "live", leases.c.lease_id.in_(padded(ids))
+    )
+    return set((await connection.execute(statement)).scalars())
+
+
 async def complete(connection: AsyncConnection, ended: Sequence[Lease]) -> None:
     """Store that these leases, which must be completed, were answered; their samples are submitted."""
     assert all(lease.state is LeaseState.COMPLETED for lease in ended)
     if not ended:
         return
     mine = leases.c.lease_id.in_(padded([lease.lease_id for lease in ended]))
-    await connection.execute(update(leases).where(mine).values(state=LeaseState.COMPLETED.value))
+    await connection.execute(
+        update(leases).where(mine).values(state=LeaseState.COMPLETED.value, earlier_commitments=[])
+    )
     their = samples.c.sample_id.in_(padded([lease.sample_id for lease in ended]))
     await connection.execute(update(samples).where(their).values(state="submitted"))
 
@@ -161,7 +172,11 @@ def _changing(lease: Lease) -> dict[str, Any]:
         "committed_digest": lease.commitment.digest,
         "committed_version": lease.commitment.version,
         "committed_signature": lease.commitment.signature,
-        "earlier_commitments": [[each.length, each.digest.hex(), each.signature.hex()] for each in lease.earlier],
+        # Nothing can be handed in any more under a lease that ended: what it would be measured by is forgotten.
+        "earlier_commitments": [
+            [each.length, each.digest.hex(), each.signature.hex()]
+            for each in (lease.earlier if lease.state is LeaseState.LIVE else ())
+        ],
     }
 
 

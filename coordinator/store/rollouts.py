@@ -299,12 +299,13 @@ async def count_pending_of_worker(connection: AsyncConnection, worker_id: str) -
 
 async def latest_verdicts(connection: AsyncConnection, worker_id: str, limit: int) -> list[Row]:
     """The worker's newest verdicts, newest first: what each found, in words."""
+    v = t.verdicts.c
     return list(
         await connection.execute(
-            select(t.verdicts)
-            .join(t.rollouts, t.rollouts.c.rollout_id == t.verdicts.c.rollout_id)
+            select(v.rollout_id, v.outcome, v.reason, v.detail, v.metrics, v.admitted)
+            .join(t.rollouts, t.rollouts.c.rollout_id == v.rollout_id)
             .where(t.rollouts.c.worker_id == worker_id)
-            .order_by(t.verdicts.c.verified_at.desc())
+            .order_by(v.verified_at.desc())
             .limit(limit)
         )
     )

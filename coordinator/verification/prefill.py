@@ -126,10 +126,6 @@ class PrefillModel:
         """Compute with these weights from now on."""
         put_state(self._module, state)
 
-    def load_weights(self, folder: Path) -> None:
-        """Compute with the weights of another version's folder from now on; the module is not rebuilt."""
-        self.put(self.read(folder))
-
     def prefill(self, items: Sequence[PrefillItem]) -> list[PrefillResult]:
         """Measure all items, in their order. Raises ValueError for an item that no form check would have let through."""
         for item in items:

@@ -49,6 +49,11 @@ class KillRun:
         )
         print(f"kill {self.killed.total()}: {role}; version {goal}, {self._rollouts()} rollouts", flush=True)
 
+    def wait_for_receipts(self) -> None:
+        """Until the worker has work again, and with it the means to stop in good order."""
+        before = len(kept(self._network.receipts))
+        self._network.wait("the worker hands in", lambda: len(kept(self._network.receipts)) > before, _GOES_ON_S)
+
     def _kill(self, role: str) -> None:
         if role != "postgresql":
             self._network.kill(role)
@@ -91,6 +96,7 @@ def _run(folder: Path, binaries: Path, kills: int, seed: int) -> KillRun:
             run.begin()
             for number in range(kills):
                 run.kill_one(_ROLES[number] if number < len(_ROLES) else None)
+            run.wait_for_receipts()
             assert network.stop("worker") == 0
             assert network.stop("trainer") == 0
             run.check()

@@ -24,13 +24,6 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
-    """Whether the database answers."""
-
-    status: Literal["ok", "database unreachable"]
-
-
-@dataclass(frozen=True, slots=True)
 class Versions:
     """Policy versions that an origin must keep."""
 

@@ -21,6 +21,7 @@ from coordinator.metrics import Metrics
 from coordinator.migrate import upgrade
 from coordinator.operate import make_token
 from coordinator.operators import Role
+from coordinator.scheduling import SERVING
 from coordinator.service import TrainerService, WorkerService
 from protocol.cli import set_up_logging
 from protocol.terms import RunTerms
@@ -41,7 +42,7 @@ async def read_terms() -> RunTerms:
 async def serve(url: str) -> None:
     """Until told to stop."""
     await upgrade(url)
-    run = await StoredRun.begin(url, **_SCHEDULING)
+    run = await StoredRun.begin(url, freshness=SERVING, **_SCHEDULING)
     door, metrics = Door(DoorLimits(key=_UNLIMITED), time.monotonic), Metrics()
     service = WorkerService(
         run.db,

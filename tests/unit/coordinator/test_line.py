@@ -47,10 +47,22 @@ async def test_those_in_line_get_what_becomes_free_the_first_first(run: StoredRu
     assert len((await waiting[2]).leases) == 1
 
 
+async def test_each_worker_has_one_place_in_line(run: StoredRun, alice: Identity, bob: Identity) -> None:
+    leases = await run.lease(alice, 8)
+    line = Line(run.leasing)
+    calls = [asyncio.create_task(line.acquire(bob.key_id, 1, 20.0)) for _ in range(5)]
+    last = calls[-1]
+    answers = await asyncio.wait_for(asyncio.gather(*calls[:-1]), 10.0)
+    assert [answer.reason for answer in answers] == ["capacity"] * 4
+    await run.leasing.give_back(alice.key_id, [leases[0].lease_id])
+    assert len((await asyncio.wait_for(last, 10.0)).leases) == 1
+
+
 async def test_leases_granted_to_somebody_who_has_gone_wait_again(run: StoredRun, alice: Identity) -> None:
     line = Line(run.leasing)
     call = asyncio.create_task(line.acquire(alice.key_id, 3, 20.0))
-    await asyncio.sleep(0)  # the question is on its way
+    for _ in range(3):
+        await asyncio.sleep(0)  # the transaction has begun
     call.cancel()
     rows = await poll(lambda: run.rows(t.leases), lambda found: {row.state for row in found} == {"returned"}, 20.0)
     assert len(rows) == 3

@@ -74,6 +74,18 @@ async def test_who_has_gone_away_is_left_out() -> None:
     assert work.calls == [[1], [3]]
 
 
+async def test_an_answer_that_nobody_waits_for_any_more_is_not_forgotten() -> None:
+    work, lost = Work(), list[tuple[int, int]]()
+    together = Together(work, most=8, lost=lambda item, answer: lost.append((item, answer)))
+    gone, stays = await begun(together, 1, 2)
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.sleep(0)
+    work.go.set()
+    assert await stays == 4
+    assert lost == [(1, 2)]
+
+
 async def test_a_database_that_is_away_is_asked_once_for_all() -> None:
     calls = 0
 

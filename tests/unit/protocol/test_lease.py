@@ -7,10 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import WorkerFault
-from protocol.lease import Commitment, Lease, LeaseState, expire, extends, finish, honours, is_live, renew
+from protocol.lease import Commitment, Lease, LeaseState, broken, expire, finish, is_live, renew
 from protocol.rollout import RejectionReason, token_digest
 
 LEASE = Lease("lease", "g0-0", "worker", min_version=0, deadline=100.0)
+
+
+def honours(lease: Lease, tokens: tuple[int, ...]) -> bool:
+    return broken(lease, tokens) is None
+
+
+def extends(commitment: Commitment, tokens: tuple[int, ...]) -> bool:
+    return honours(replace(LEASE, commitment=commitment), tokens)
 
 
 def commit(tokens: tuple[int, ...], version: int = 0) -> Commitment:
@@ -18,7 +26,7 @@ def commit(tokens: tuple[int, ...], version: int = 0) -> Commitment:
 
 
 def renewed(lease: Lease, progress: Commitment, *, now: float = 50.0, oldest: int = 0) -> Lease:
-    return renew(lease, progress, now=now, term=60.0, oldest=oldest)
+    return renew(lease, progress, now=now, term=60.0, oldest=oldest, head=1000, max_tokens=10_000)
 
 
 def test_a_renewal_extends_and_commits() -> None:
@@ -143,7 +151,7 @@ def test_whatever_a_renewal_says_it_is_refused_or_binds_for_good(renewals: list[
     lease = LEASE
     for progress, now, oldest in renewals:
         try:
-            after = renew(lease, progress, now=now, term=60.0, oldest=oldest)
+            after = renew(lease, progress, now=now, term=60.0, oldest=oldest, head=1000, max_tokens=2**31)
         except WorkerFault as fault:
             assert fault.reason in (RejectionReason.LEASE, RejectionReason.STALE, RejectionReason.COMMITMENT)
             continue
@@ -153,6 +161,28 @@ def test_whatever_a_renewal_says_it_is_refused_or_binds_for_good(renewals: list[
         assert lengths == sorted(set(lengths))
         assert set(lease.earlier) <= set(after.earlier)
         assert after.commitment.length == 0 or len(after.commitment.digest) == 32
-        assert after.commitment.version < 2**63 and after.commitment.length < 2**31
+        assert after.commitment.version <= 1000 and after.commitment.length < 2**31
         lease = after
     assert not honours(lease, ()) or lease.commitment.length == 0
+
+
+def test_more_than_a_completion_can_hold_is_no_progress() -> None:
+    assert renew(LEASE, commit((1,) * 10), now=1.0, term=60.0, oldest=0, head=0, max_tokens=10).commitment.length == 10
+    with pytest.raises(WorkerFault, match="10 at most"):
+        renew(LEASE, commit((1,) * 11), now=1.0, term=60.0, oldest=0, head=0, max_tokens=10)
+
+
+def test_a_version_that_is_not_out_yet_grows_old_like_the_newest() -> None:
+    lease = renew(LEASE, commit((1,), version=2**62), now=1.0, term=60.0, oldest=0, head=4, max_tokens=10)
+    assert lease.commitment.version == 4
+    with pytest.raises(WorkerFault, match="from 5 on"):
+        renew(lease, commit((1, 2), version=9), now=2.0, term=60.0, oldest=5, head=9, max_tokens=10)
+
+
+def test_commitments_are_thinned_and_never_end_a_long_sample() -> None:
+    tokens, lease = tuple(range(2_000)), LEASE
+    for length in range(1, 2_001):
+        lease = renewed(replace(lease, deadline=100.0), commit(tokens[:length]))
+    assert len(lease.earlier) <= 256 and lease.earlier[0].length == 1 and lease.commitment.length == 2_000
+    assert honours(lease, tokens)
+    assert not honours(lease, (9, *tokens[1:]))

@@ -142,11 +142,11 @@ def test_first_leaves_out_what_another_version_wrote(exact: PrefillModel) -> Non
     np.testing.assert_allclose(rest.margins_T, all_of_it.margins_T[50:], atol=2e-4)
 
 
-def test_load_weights_in_place_equals_loading_anew(folder: Path, tmp_path: Path) -> None:
+def test_weights_put_in_place_equals_loading_anew(folder: Path, tmp_path: Path) -> None:
     other = build_tiny_model(tmp_path / "1", seed=1)
     model, items = PrefillModel(folder), make_items()
     before = model.prefill(items)[3]
-    model.load_weights(other)
+    model.put(model.read(other))
     swapped, anew = model.prefill(items)[3], PrefillModel(other).prefill(items)[3]
     np.testing.assert_array_equal(swapped.hidden_bits_TD, anew.hidden_bits_TD)
     np.testing.assert_array_equal(swapped.logprobs_T, anew.logprobs_T)
@@ -170,7 +170,7 @@ def test_a_tied_config_takes_the_head_that_was_published(folder: Path, tmp_path:
     save_file(state, tied / "model.safetensors", metadata={"format": "pt"})
     built = PrefillModel(tied)
     put = PrefillModel(folder)
-    put.load_weights(tied)
+    put.put(put.read(tied))
     items = make_items()
     for model in (built, put):
         same_head = np.allclose(
@@ -190,7 +190,7 @@ def test_an_empty_folder_and_another_architecture_are_the_users_mistake(exact: P
     from protocol.errors import UserError
 
     with pytest.raises(UserError, match=r"no \.safetensors file"):
-        exact.load_weights(tmp_path)
+        exact.put(exact.read(tmp_path))
     with pytest.raises(UserError, match="cannot load a model"):
         PrefillModel(tmp_path)
 
