@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 from sqlalchemy import event
 
@@ -73,8 +74,8 @@ async def test_what_was_forgotten_while_it_was_made_is_told_to_nobody_new() -> N
 
 
 def test_what_is_derived_is_made_again_for_other_objects_alone() -> None:
-    made: list[int] = []
-    derived = Derived(lambda first, second: made.append(0) or len(made))
+    numbers = itertools.count(1)
+    derived = Derived(lambda first, second: next(numbers))
     one, two = [1], [1]
     assert [derived.of(one, two), derived.of(one, two), derived.of(two, one), derived.of(one, one)] == [1, 1, 2, 3]
 
