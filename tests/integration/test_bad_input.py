@@ -155,7 +155,7 @@ def test_init_makes_a_folder_that_wants_calibration_and_is_never_overwritten(tmp
 def test_an_unreachable_database(network: Network) -> None:
     text = network.config.read_text()
     url = 'database = "postgresql+asyncpg://nobody:hidden@127.0.0.1:9/none"'
-    network.config.write_text(text.replace("[run]", f"[run]\n{url}", 1))
+    network.config.write_text(text.replace(f'database = "{network.database}"', url))
     result = _run("coordinator.main", "serve", "--config", str(network.config))
     _one_line(result, "cannot use the database", "127.0.0.1")
     assert "hidden" not in result.stderr

@@ -57,7 +57,7 @@ def test_without_a_tail_a_schedule_takes_exactly_what_is_planned(name: str) -> N
     found = measured(name, shape)
     assert found.step_s == pytest.approx(predict(Inputs.of(shape), name, 1))
     assert found.inputs.train_s == pytest.approx(1.0)
-    assert set(found.inputs.times) == {pytest.approx(1.0)}
+    assert min(found.inputs.times) == pytest.approx(1.0) and max(found.inputs.times) == pytest.approx(1.0)
 
 
 def test_with_a_tail_a_long_schedule_takes_what_its_own_times_plan() -> None:
