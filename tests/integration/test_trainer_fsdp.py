@@ -21,6 +21,9 @@ from trainer.team import Team
 MEMBER = Path(__file__).with_name("fsdp_member.py")
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 600
+# Sums in another order differ in their last bits. Adam makes up to a whole step of that where a gradient is nearly nothing
+# (with a critic: 3 of a million numbers), and Muon's orthogonal step spreads it over a matrix.
+WITHIN = {"critic": 1e-4, "muon": 1e-4}
 
 
 def run_team(model: Path, out: Path) -> None:
@@ -80,7 +83,7 @@ def furthest(left: Any, right: Any) -> float:
 @pytest.mark.parametrize("way", WAYS)
 def test_the_number_of_processes_changes_nothing(out: Path, way: str, left: str, right: str) -> None:
     ours, theirs = saved(out / f"{left}-{way}"), saved(out / f"{right}-{way}")
-    assert furthest(ours.weights, theirs.weights) < 1e-5
+    assert furthest(ours.weights, theirs.weights) < WITHIN.get(way, 1e-5)
     assert furthest(ours.companions, theirs.companions) < 1e-4
     assert bool(ours.companions) == (way in ("critic", "ewma"))
     numbers, others = (json.loads((out / f"{name}-{way}" / "numbers.json").read_text()) for name in (left, right))
