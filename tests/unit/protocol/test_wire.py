@@ -136,7 +136,8 @@ def _same(one: Rollout, other: Rollout) -> bool:
     return repr(one) == repr(other)
 
 
-uint32s, names = st.integers(0, 2**32 - 1), st.text(max_size=12)
+uint32s = st.integers(0, 2**32 - 1)
+names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
 segments = st.builds(
     Segment,
     st.sampled_from(Author),
@@ -150,14 +151,14 @@ rollouts = st.builds(
     names,
     st.lists(segments, max_size=3).map(tuple),
     st.lists(st.floats(width=32), max_size=8).map(tuple),
-    st.lists(st.builds(VersionSpan, st.integers(0, 2**64 - 1), names, uint32s, uint32s), max_size=3).map(tuple),
+    st.lists(st.builds(VersionSpan, st.integers(0, 2**63 - 1), names, uint32s, uint32s), max_size=3).map(tuple),
     st.lists(st.lists(st.binary(max_size=9), max_size=3).map(tuple), max_size=3).map(tuple),
     st.sampled_from(StopReason),
 )
 
 
 @given(rollouts)
-def test_any_rollout_survives_the_wire_however_senseless(rollout: Rollout) -> None:
+def test_any_rollout_that_can_be_stored_survives_the_wire_however_senseless(rollout: Rollout) -> None:
     assert _same(rollout_from_payload(rollout_to_payload(rollout)), rollout)
 
 
