@@ -5,7 +5,6 @@ Exit status: 0 done, 2 the user's mistake, 1 any other failure, 130 interrupted.
 
 from __future__ import annotations
 
-import gc
 import logging
 import sys
 from collections.abc import Callable
@@ -87,8 +86,6 @@ def run_app(name: str, app: Callable[[], object]) -> None:
         _fail(name, f"{error.name} is not installed: `pip install 'rollswarm[{extra}]'` in a fresh environment", 1)
     except KeyboardInterrupt:
         _fail(name, "interrupted", 130)
-    finally:
-        gc.freeze()  # or the interpreter's end looks through all that torch and vLLM hold: seconds on a busy machine
 
 
 def _fail(name: str, message: str, status: int) -> None:
