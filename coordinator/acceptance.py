@@ -1,7 +1,7 @@
-"""Executes many verdicts in one transaction: acceptances by few statements for all of them, everything else one by one.
+"""Executes verdicts: credit, group and evidence of those that accept by few statements for all; the others one by one.
 
-What a verdict does is `coordinator.verdicts`' to say; this module does the same for several, and falls back to it wherever
-something is out of the ordinary.
+What those others do is `coordinator.verdicts`' to say. Everything about one rollout happens in one transaction, so that a
+verifier killed at any point leaves either no trace or the whole verdict.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def record_all(
     await _accept(connection, accepted, found, verifier, at, rules)
     for rollout_id in rows:
         if found[rollout_id].outcome is not Outcome.ACCEPTED:
-            await verdicts.record(connection, rollout_id, found[rollout_id], verifier=verifier, at=at, rules=rules)
+            await verdicts.turn_down(connection, rollout_id, found[rollout_id], verifier=verifier, at=at, rules=rules)
     return len(rows)
 
 

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from coordinator.hardware import DEFAULT_HARDWARE
 from coordinator.joining import JoinRule
-from coordinator.leasing import Scheduling
 from coordinator.limits import DoorLimits, Rate
+from coordinator.scheduling import Scheduling
 from protocol.declaration import BF16, PRECISIONS
 from protocol.errors import UserError, explain_validation
 from protocol.joining import WORK, WORK_BITS_MAX

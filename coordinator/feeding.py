@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from coordinator import groups as rules
 from coordinator import step_alarms
 from coordinator.groups import Drop, Member, Reopen, Serve
-from coordinator.leasing import Scheduling
+from coordinator.scheduling import Scheduling
 from coordinator.store import database, events, groups, leases, rollouts, versions
 from coordinator.store import tables as t
 from coordinator.store.database import Database, padded

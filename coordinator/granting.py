@@ -329,7 +329,7 @@ class Granting:
     async def _take_over(self, connection: AsyncConnection, straggler: OutLease, at: float) -> None:
         lease = await leases.get(connection, straggler.lease_id)
         assert lease is not None
-        await leases.release(connection, lease_rules.finish(lease, LeaseState.REVOKED))
+        await leases.save_many(connection, [lease_rules.finish(lease, LeaseState.REVOKED)])
         detail = f"{straggler.committed} of at most {straggler.max_tokens} tokens after {straggler.age_s:.0f} s"
         await events.record(
             connection, at=at, actor="coordinator", action="take_over", subject=lease.sample_id, detail=detail

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from coordinator.leasing import Scheduling
+from coordinator.scheduling import Scheduling
 from protocol.errors import UserError
 
 

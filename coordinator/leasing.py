@@ -28,8 +28,6 @@ from protocol.policy import oldest_admissible
 
 log = logging.getLogger(__name__)
 
-__all__ = ["EnvironmentShare", "Granted", "Leasing", "Renewal", "Scheduling"]
-
 _MOST = 64  # workers in one transaction
 Returned = tuple[str, tuple[str, ...]]  # a worker's leases
 Progress = tuple[str, tuple[tuple[str, Commitment], ...]]  # a worker's, by lease

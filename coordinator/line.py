@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from coordinator.granting import Granted, Request
 from coordinator.leasing import Leasing
+from coordinator.together import heard
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +55,7 @@ class Line:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._serve())
         try:
-            return await waiter.future
-        except asyncio.CancelledError:
-            if waiter.future.done() and not waiter.future.cancelled() and waiter.future.exception() is None:
-                self._leasing.abandon(waiter.request, waiter.future.result())  # answered, and gone before it heard
-            raise
+            return await heard(waiter.future, lambda answer: self._leasing.abandon(waiter.request, answer))
         finally:
             with contextlib.suppress(ValueError):
                 self._waiters.remove(waiter)

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from coordinator.admission import Limits
 from coordinator.config import RunFile, VerificationSection
 from coordinator.feeding import Feeding
+from coordinator.grouping import EnvironmentShare
 from coordinator.hardware import HardwareRules
 from coordinator.intake import Intake
-from coordinator.leasing import EnvironmentShare, Leasing, Scheduling
+from coordinator.leasing import Leasing
 from coordinator.metrics import Metrics
 from coordinator.registration import Joining
-from coordinator.scheduling import SERVING
+from coordinator.scheduling import SERVING, Scheduling
 from coordinator.service import TrainerService, WorkerService
 from coordinator.store.database import Database
 from coordinator.store.run import Run

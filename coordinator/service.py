@@ -15,11 +15,12 @@ from coordinator.clock import DatabaseClock
 from coordinator.feeding import Feeding
 from coordinator.intake import Intake
 from coordinator.interceptors import caller, peer_address
-from coordinator.leasing import Leasing, Scheduling
+from coordinator.leasing import Leasing
 from coordinator.limits import address_group
 from coordinator.line import Line
 from coordinator.metrics import Metrics
 from coordinator.registration import About, Joining
+from coordinator.scheduling import Scheduling
 from coordinator.store import rollouts
 from coordinator.store import tables as t
 from coordinator.store.database import Database

@@ -45,12 +45,7 @@ class Together(Generic[Item, Answer]):
         self._waiting.append((item, future))
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._drain())
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled() and future.exception() is None:
-                self._lost(item, future.result())  # answered, and gone before it heard
-            raise
+        return await heard(future, lambda answer: self._lost(item, answer))
 
     async def _drain(self) -> None:
         while self._waiting:
@@ -78,6 +73,16 @@ class Together(Generic[Item, Answer]):
             if future.done() and not isinstance(answer, Exception):
                 self._lost(item, answer)
             _tell(future, answer)
+
+
+async def heard(future: asyncio.Future[Answer], lost: Callable[[Answer], None]) -> Answer:
+    """The answer; `lost` is told it if the caller was answered, and is cancelled before it hears."""
+    try:
+        return await future
+    except asyncio.CancelledError:
+        if future.done() and not future.cancelled() and future.exception() is None:
+            lost(future.result())
+        raise
 
 
 def _tell(future: asyncio.Future[Answer], answer: Answer | Exception) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 from coordinator import knobs
 from coordinator.config import StorageSection
-from coordinator.leasing import Leasing, Scheduling
+from coordinator.leasing import Leasing
+from coordinator.scheduling import Scheduling
 from coordinator.store import database, retention
 from coordinator.store import knobs as knob_store
 from coordinator.store.database import Database

@@ -1,4 +1,4 @@
-"""Executes a verdict: the rollout's and sample's next state, credit or strike, and the purge that follows a ban.
+"""Executes what a verdict that accepts nothing does: the next state, a strike, and the purge that follows a ban.
 
 Everything about one rollout happens in one transaction, so that a verifier killed at any point leaves either no trace
 (its claim runs out and another verifier takes the rollout) or the whole verdict.
@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from sqlalchemy import Row, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from coordinator import evidence
 from coordinator.evidence import Alarm
 from coordinator.hardware import is_alert
 from coordinator.store import events, groups, hardware, leases, rollouts, workers
 from coordinator.store import tables as t
-from coordinator.store.evidence import Book
 from coordinator.verification.pooled import STRIKE, Pooled
 from protocol.lease import LeaseState, finish
 from protocol.ledger import STATISTICAL, Entry, EntryKind, entries_for_rejection, is_gross
@@ -54,22 +52,19 @@ async def give_up(connection: AsyncConnection, at: float) -> int:
     return len(lost)
 
 
-async def record(
+async def turn_down(
     connection: AsyncConnection, rollout_id: str, verdict: Verdict, *, verifier: str, at: float, rules: Rules
-) -> bool:
-    """Write a verdict. False, and nothing is written, if this verifier no longer holds the claim."""
+) -> None:
+    """Write a verdict that accepts nothing; nothing is written if this verifier no longer holds the claim."""
+    assert verdict.outcome is not Outcome.ACCEPTED, "coordinator.acceptance executes those"
     row = await rollouts.get(connection, rollout_id)
     if row is None or row.state != "verifying" or row.verifier != verifier:
-        return False
+        return
     if verdict.outcome is Outcome.INCONCLUSIVE:
         await _postpone(connection, row, verdict, at)
-        return True
+        return
     await insert(connection, {rollout_id: verdict}, verifier, at)
-    if verdict.outcome is Outcome.ACCEPTED:
-        await _accept(connection, row, verdict, at, rules)
-    else:
-        await _reject(connection, row, verdict, at, rules.max_strikes)
-    return True
+    await _reject(connection, row, verdict, at, rules.max_strikes)
 
 
 async def insert(connection: AsyncConnection, found: Mapping[str, Verdict], verifier: str, at: float) -> None:
@@ -116,50 +111,6 @@ async def _postpone(connection: AsyncConnection, row: Row, verdict: Verdict, at:
     await rollouts.postpone(connection, rollout_id, until=at + RETRY_AFTER_S * 4 ** (attempts - 1))
 
 
-async def _accept(connection: AsyncConnection, row: Row, verdict: Verdict, at: float, rules: Rules) -> None:
-    standing = await workers.standing(connection, row.worker_id)
-    if standing is None or standing.banned:
-        await rollouts.drop(connection, row, "banned", at, sample_state="waiting")
-        return
-    credit = Entry(row.worker_id, EntryKind.CREDIT, row.tokens, row.rollout_id)
-    await workers.add_entries(connection, [credit], at)
-    if standing.accepted + 1 == rules.probation_rollouts:
-        detail = f"{rules.probation_rollouts} rollouts accepted: probation is over"
-        await events.record(
-            connection, at=at, actor="verifier", action="established", subject=row.worker_id, detail=detail
-        )
-    completed = await _put_into_group(connection, row, at)
-    alarms: list[Alarm] = []
-    in_shadow = await hardware.shadow_class(connection, row.lease_id)
-    if in_shadow is not None:
-        await hardware.count_verdict(connection, in_shadow, accepted=True)
-    book = Book(connection, at)
-    await book.read({row.worker_id})
-    if verdict.audited:
-        observed, pooled = events.finite(verdict.observations), rules.pooled_of(row.precision)
-        alarms += await evidence.add(book, row.worker_id, observed, row.tokens, pooled, shadow=in_shadow is not None)
-    if completed is not None:
-        alarms += await evidence.compare_groups(book, [completed], next(iter(rules.pooled.values())))
-    await book.write()
-    await act_on(connection, alarms, at, rules.max_strikes)
-
-
-async def _put_into_group(connection: AsyncConnection, row: Row, at: float) -> Row | None:
-    """The group, if the rollout completes it; it is ready then."""
-    group = await groups.get(connection, row.group_id)
-    assert group is not None
-    if group.state != "open":
-        # Its group went out incomplete, or was dropped: the work is credited, but comes too late to be trained on.
-        await rollouts.drop(connection, row, "late", at, sample_state="dropped")
-        return None
-    await rollouts.set_state(connection, [row.rollout_id], "accepted")
-    await groups.set_sample(connection, row.sample_id, "accepted")
-    if await groups.incomplete(connection, [group.group_id]):
-        return None
-    await groups.set_state(connection, group.group_id, "ready")
-    return group
-
-
 async def act_on(connection: AsyncConnection, alarms: Sequence[Alarm], at: float, max_strikes: int) -> None:
     """Tell the operator; ban where the test says so."""
     for alarm in alarms:
@@ -197,7 +148,7 @@ async def _reject(connection: AsyncConnection, row: Row, verdict: Verdict, at: f
         connection, at=at, reason=f"rejected:{verdict.reason}", tokens=row.tokens, rollout_id=rollout_id
     )
     await workers.count_rejection(connection, worker_id)
-    in_shadow = await hardware.shadow_class(connection, row.lease_id)
+    in_shadow = (await hardware.shadow_classes(connection, [row.lease_id])).get(row.lease_id)
     gross = is_gross(verdict, row.tokens)
     if in_shadow is not None and verdict.reason in STATISTICAL and not gross:
         await _note_in_shadow(connection, row, verdict, in_shadow, at)

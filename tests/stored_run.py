@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import select, update
 
 from coordinator import verdicts
+from coordinator.acceptance import record_all
 from coordinator.admission import Limits
 from coordinator.feeding import Feeding
+from coordinator.grouping import EnvironmentShare
 from coordinator.hardware import HardwareRules
 from coordinator.intake import Intake
-from coordinator.leasing import EnvironmentShare, Leasing, Scheduling
+from coordinator.leasing import Leasing
+from coordinator.metrics import Metrics
 from coordinator.registration import Joining
-from coordinator.scheduling import EXACT, Freshness
+from coordinator.scheduling import EXACT, Freshness, Scheduling
+from coordinator.service import WorkerService
 from coordinator.store import database, rollouts, workers
 from coordinator.store import run as run_store
 from coordinator.store import tables as t
@@ -54,6 +58,7 @@ SCHEDULING = Scheduling(
     probation_rollouts=2,
 )
 MAX_STRIKES = 3
+Service = TypeVar("Service", bound=WorkerService)
 VERIFIER = "verifier-1"
 DECLARED = Declaration(hardware="test CPU, reference 1")
 
@@ -168,14 +173,28 @@ class StoredRun:
 
     async def record(self, rollout: str, verdict: Verdict, verifier: str = VERIFIER) -> bool:
         async with self.db.write() as connection:
-            return await verdicts.record(
+            written = await record_all(
                 connection,
-                rollout,
-                verdict,
+                {rollout: verdict},
                 verifier=verifier,
                 at=await database.now(connection),
                 rules=verdicts.Rules(MAX_STRIKES, self.scheduling.probation_rollouts, {BF16: self.pooled}),
             )
+            return written == 1
+
+    def service(self, kind: type[Service], metrics: Metrics | None = None) -> Service:
+        """The rooms as workers reach them by gRPC."""
+        return kind(
+            self.db,
+            run_id=RUN_ID,
+            secret=SECRET,
+            joining=self.joining,
+            leasing=self.leasing,
+            intake=self.intake,
+            temperature=TEMPERATURE,
+            eos_token_ids=(EOS,),
+            metrics=metrics or Metrics(),
+        )
 
     async def judge(self, verdict: Verdict | None = None) -> list[str]:
         """Claim everything and give it this verdict, accepted if none is given; the ids."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coordinator import knobs
 from coordinator.dashboard.api.answers import RunNow, Setting
-from coordinator.leasing import Scheduling
+from coordinator.scheduling import Scheduling
 from coordinator.store import knobs as knob_store
 from coordinator.store import run as run_store
 from coordinator.store.database import Database

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from coordinator.leasing import Scheduling
+from coordinator.scheduling import Scheduling
 from protocol.signing import SignedEnvelope
 from protocol.statement import Statement
 

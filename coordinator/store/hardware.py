@@ -69,12 +69,6 @@ async def count_used(connection: AsyncConnection, name: str) -> int:
     return int((await connection.execute(select(func.count()).select_from(t.leases).where(mine))).scalar_one())
 
 
-async def shadow_class(connection: AsyncConnection, lease_id: str) -> str | None:
-    """The class under which a lease was granted in shadow; None if it was not in shadow."""
-    mine = t.leases.c.shadow.is_(True) & (t.leases.c.lease_id == lease_id)
-    return (await connection.execute(select(t.leases.c.hardware).where(mine))).scalar_one_or_none()
-
-
 async def shadow_classes(connection: AsyncConnection, lease_ids: Sequence[str]) -> dict[str, str]:
     """The class of each of these leases that was granted in shadow."""
     mine = t.leases.c.shadow.is_(True) & t.leases.c.lease_id.in_(padded(lease_ids))

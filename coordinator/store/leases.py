@@ -131,11 +131,6 @@ def _values(new: NewLease, at: float) -> dict[str, Any]:
     }
 
 
-async def save(connection: AsyncConnection, lease: Lease) -> None:
-    """Store a lease's new deadline, state and commitment."""
-    await connection.execute(_SAVE, [_changing(lease)])
-
-
 async def save_many(connection: AsyncConnection, changed: Sequence[Lease]) -> None:
     """Store leases as they are now; the samples of those that ended without a rollout wait again, with the same seed."""
     if not changed:
@@ -178,16 +173,6 @@ def _changing(lease: Lease) -> dict[str, Any]:
             for each in (lease.earlier if lease.state is LeaseState.LIVE else ())
         ],
     }
-
-
-async def release(connection: AsyncConnection, lease: Lease) -> None:
-    """Store a lease that ended without a rollout; its sample waits again, with the same seed."""
-    await save(connection, lease)
-    await connection.execute(
-        update(samples)
-        .where(samples.c.sample_id == lease.sample_id, samples.c.state == "leased")
-        .values(state="waiting")
-    )
 
 
 async def overdue(connection: AsyncConnection, at: float) -> list[Lease]:

@@ -21,12 +21,13 @@ PREFIX = "/api/v1"
 JSON = "application/json"
 TEXT_MAX = 120
 _PROBLEMS_SHOWN = 4
+_PROBLEMS_MAX = 500  # characters
 _PARAMETER = re.compile(r"{(\w+)}")
 
 
-def clean(text: str) -> str:
+def clean(text: str, most: int = TEXT_MAX) -> str:
     """What a database takes: printable, and not without end."""
-    return "".join(character for character in text if character.isprintable())[:TEXT_MAX]
+    return "".join(character for character in text if character.isprintable())[:most]
 
 
 Text = Annotated[str, Field(max_length=TEXT_MAX), AfterValidator(clean)]
@@ -144,11 +145,7 @@ def problems(error: ValidationError) -> str:
         f"{'.'.join(str(part) for part in each['loc']) or 'the body'}: {each['msg']}"
         for each in error.errors(include_url=False, include_input=False, include_context=False)[:_PROBLEMS_SHOWN]
     ]
-    return clean_line("; ".join(found))
-
-
-def clean_line(text: str) -> str:
-    return "".join(character for character in text if character.isprintable())[:500]
+    return clean("; ".join(found), _PROBLEMS_MAX)
 
 
 def answer_json(body: bytes) -> web.Response:

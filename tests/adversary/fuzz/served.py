@@ -26,7 +26,7 @@ from coordinator.service import TrainerService, WorkerService
 from protocol.cli import set_up_logging
 from protocol.terms import RunTerms
 from tests.dashboard import settings_of
-from tests.factories import EOS, RUN_ID, SECRET, TEMPERATURE, make_terms
+from tests.factories import RUN_ID, SECRET, TEMPERATURE, make_terms
 from tests.stored_run import StoredRun
 
 TRAINER_TOKEN = "trainer-token"
@@ -44,17 +44,7 @@ async def serve(url: str) -> None:
     await upgrade(url)
     run = await StoredRun.begin(url, freshness=SERVING, **_SCHEDULING)
     door, metrics = Door(DoorLimits(key=_UNLIMITED), time.monotonic), Metrics()
-    service = WorkerService(
-        run.db,
-        run_id=RUN_ID,
-        secret=SECRET,
-        joining=run.joining,
-        leasing=run.leasing,
-        intake=run.intake,
-        temperature=TEMPERATURE,
-        eos_token_ids=(EOS,),
-        metrics=metrics,
-    )
+    service = run.service(WorkerService, metrics)
     feeding = TrainerService(run.feeding, run_id=RUN_ID, temperature=TEMPERATURE, scheduling=run.scheduling)
     views = Views(
         run.db,

@@ -19,7 +19,6 @@ from coordinator.grpc_server import Listener, serve_trainer, serve_workers
 from coordinator.interceptors import peer_address
 from coordinator.joining import JoinRule
 from coordinator.limits import Door, DoorLimits, Rate
-from coordinator.metrics import Metrics
 from coordinator.operate import invite
 from coordinator.service import TrainerService, WorkerService, poll
 from coordinator.store import tables as t
@@ -71,17 +70,7 @@ class Servers:
         self.run = run
         self.port = free_port()
         self.listener: Listener | None = None
-        self.service = ShiftedService(
-            run.db,
-            run_id=RUN_ID,
-            secret=SECRET,
-            joining=run.joining,
-            leasing=run.leasing,
-            intake=run.intake,
-            temperature=TEMPERATURE,
-            eos_token_ids=(EOS,),
-            metrics=Metrics(),
-        )
+        self.service = run.service(ShiftedService)
         self.outages: list[str] = []
         self.away = asyncio.Event()
         self._clients: list[WorkerClient | TrainerClient] = []

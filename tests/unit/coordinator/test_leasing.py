@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 from sqlalchemy import select, update
 
-from coordinator.leasing import EnvironmentShare, Leasing
+from coordinator.grouping import EnvironmentShare
+from coordinator.leasing import Leasing
 from coordinator.store import run as run_store
 from coordinator.store import tables as t
 from protocol.errors import OurFault, WorkerFault

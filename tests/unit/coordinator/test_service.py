@@ -6,12 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator.interceptors import caller
-from coordinator.metrics import Metrics
 from coordinator.service import WorkerService, measurements
 from protocol.rollout import EOS_LOGPROB
 from protocol.signing import Identity
 from protos.rollswarm.v1 import worker_pb2
-from tests.factories import EOS, RUN_ID, SECRET, TEMPERATURE
 from tests.stored_run import StoredRun, rejected
 
 
@@ -26,17 +24,7 @@ async def test_a_rejected_worker_is_told_what_was_expected_and_what_came(run: St
     await run.work(alice, 1)
     numbers: dict[str, Any] = {"metrics": {"logprob_gap_max": 1.5}, "admitted": {"logprob_gap_max": 0.8}}
     await run.judge(replace(rejected(), **numbers))
-    service = WorkerService(
-        run.db,
-        run_id=RUN_ID,
-        secret=SECRET,
-        joining=run.joining,
-        leasing=run.leasing,
-        intake=run.intake,
-        temperature=TEMPERATURE,
-        eos_token_ids=(EOS,),
-        metrics=Metrics(),
-    )
+    service = run.service(WorkerService)
     token = caller.set(alice.key_id)
     try:
         answer = await service.GetStanding(worker_pb2.GetStandingRequest(max_verdicts=8), None)  # type: ignore[arg-type]

@@ -19,7 +19,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from coordinator import tokens
 from coordinator.config import TracingSection, start_tracing
 from coordinator.grpc_server import serve_trainer, serve_workers
-from coordinator.metrics import Metrics
 from coordinator.service import TrainerService, WorkerService
 from coordinator.store import database
 from coordinator.store import tables as t
@@ -28,7 +27,7 @@ from protocol.rollout import RejectionReason
 from protocol.signing import Identity
 from protocol.wire import envelope_to_wire
 from protos.rollswarm.v1 import trainer_pb2, trainer_pb2_grpc, worker_pb2, worker_pb2_grpc
-from tests.factories import EOS, RUN_ID, SECRET, TEMPERATURE
+from tests.factories import RUN_ID, SECRET, TEMPERATURE
 from tests.stored_run import StoredRun, accepted, rejected
 
 TRAINER_TOKEN = "trainer-token"
@@ -56,17 +55,7 @@ async def traced(run: StoredRun, alice: Identity) -> AsyncIterator[Traced]:
     exporter = InMemorySpanExporter()
     tracing = Tracing(SimpleSpanProcessor(exporter), service="test")
     interceptor = TraceInterceptor(tracing, run.db)
-    service = WorkerService(
-        run.db,
-        run_id=RUN_ID,
-        secret=SECRET,
-        joining=run.joining,
-        leasing=run.leasing,
-        intake=run.intake,
-        temperature=TEMPERATURE,
-        eos_token_ids=(EOS,),
-        metrics=Metrics(),
-    )
+    service = run.service(WorkerService)
     feeding = TrainerService(run.feeding, run_id=RUN_ID, temperature=TEMPERATURE, scheduling=run.scheduling)
     where: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "tracing": interceptor}
     public = await serve_workers(service, secret=SECRET, max_payload_bytes=1 << 20, **where)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from coordinator import actions
 from coordinator.config import StorageSection
-from coordinator.leasing import Scheduling
+from coordinator.scheduling import Scheduling
 from coordinator.store import database
 from coordinator.store import tables as t
 from coordinator.upkeep import Live, forget_payloads, sweep, watch_certificate
