@@ -34,8 +34,14 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Weights, Weights
     return Weights(0, "sha256:" + "0" * 64, first), Weights(1, "sha256:" + "1" * 64, second)
 
 
+@pytest.fixture(scope="module")
+def others() -> set[int]:
+    """Children of this process that are no engine's: those there were before one started."""
+    return {each.pid for each in psutil.Process().children(recursive=True)}
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared_engine(versions: tuple[Weights, Weights]) -> AsyncIterator[VllmEngine]:
+async def shared_engine(versions: tuple[Weights, Weights], others: set[int]) -> AsyncIterator[VllmEngine]:
     engine = VllmEngine(
         VllmEngineConfig(
             max_num_seqs=8,
@@ -216,12 +222,12 @@ async def test_requests_that_cannot_be_served_are_the_users_mistake(engine: Vllm
         await finish(engine, request("cold", temperature=0.001))
 
 
-async def test_a_dead_engine_is_our_fault(engine: VllmEngine) -> None:
-    """Last in this module: it kills the engine's processes, children of this one. (Python's own tracker is left alone.)"""
+async def test_a_dead_engine_is_our_fault(engine: VllmEngine, others: set[int]) -> None:
+    """Last in this module: it kills the engine's processes. (Python's own tracker is left alone.)"""
     stream = engine.generate(request("doomed", tokens=400))
     await anext(stream)
     for child in psutil.Process().children(recursive=True):
-        if "resource_tracker" not in " ".join(child.cmdline()):
+        if child.pid not in others and "resource_tracker" not in " ".join(child.cmdline()):
             child.kill()
     with pytest.raises(OurFault, match="generation failed"):
         async for _ in stream:
