@@ -203,9 +203,12 @@ class Demo:
 def prepare_model(preset: Preset, cache: Path) -> tuple[Path, list[int]]:
     """The initial policy's folder, made if it is not in `cache` yet, and the token ids that end an answer."""
     if preset.name == "tiny":
-        print("teaching the tiny model its first sums (once, about a minute) …", flush=True)
-        return make_tiny(cache / "tiny"), list(TINY_EOS_TOKEN_IDS)
-    return smollm2(cache, lambda line: print(line, flush=True)), list(SMOLLM2_EOS_TOKEN_IDS)
+        return make_tiny(cache / "tiny", say=_say), list(TINY_EOS_TOKEN_IDS)
+    return smollm2(cache, _say), list(SMOLLM2_EOS_TOKEN_IDS)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def _read_status(url: str, token: str) -> dict[str, Any] | None:

@@ -58,7 +58,7 @@ def smollm2(cache_dir: Path, progress: Callable[[str], None] = lambda line: None
     return target
 
 
-def make_tiny(out_dir: Path, seed: int = 0) -> Path:
+def make_tiny(out_dir: Path, seed: int = 0, say: Callable[[str], None] = lambda line: None) -> Path:
     """A Llama of 0.9 million parameters in `out_dir`, taught sums, then sloppiness: about 0.3 of its sampled
     answers are right.
 
@@ -66,6 +66,7 @@ def make_tiny(out_dir: Path, seed: int = 0) -> Path:
     two cores. Does nothing if the folder is complete already.
     """
     if not (out_dir / "model.safetensors").exists():
+        say("teaching the tiny model its first sums (once, about a minute) …")
         _make_whole(out_dir, lambda folder: _write_tiny(folder, seed))
     return out_dir
 
