@@ -109,7 +109,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--samples", type=Path, help="file that keeps each publication: a run in pieces is one run")
     parser.add_argument("--sweep", default="2,4,8,16,32", help="numbers of workers; empty for none")
     parser.add_argument("--sweep-mbit", type=float, default=4.0)
-    parser.add_argument("--sweep-mib", type=int, default=16)
+    parser.add_argument("--sweep-mib", type=int, default=64)
     parser.add_argument("--sweep-variant", choices=["peers", "raw-peers", "full", "raw"], default="peers")
     parser.add_argument("--work", type=Path, default=Path("/dev/shm"), help="folder for all hosts' files")
     parser.add_argument("--quick", action="store_true", help="8 MiB, one repeat, no sweep: shows that it runs")
