@@ -40,16 +40,21 @@ class Rules:
         return self.pooled.get(precision) or next(iter(self.pooled.values()))
 
 
+async def lost(connection: AsyncConnection, at: float) -> list[Row]:
+    """What no verifier survives: rollouts whose last claim ran out without a verdict."""
+    return await rollouts.abandoned(connection, at=at, attempts=GIVE_UP_AT_ATTEMPTS)
+
+
 async def give_up(connection: AsyncConnection, at: float) -> int:
-    """Drop what no verifier survives: rollouts whose last claim ran out without a verdict. How many there were."""
-    lost = await rollouts.abandoned(connection, at=at, attempts=GIVE_UP_AT_ATTEMPTS)
-    for row in lost:
+    """Drop what is lost; how many there were."""
+    found = await lost(connection, at)
+    for row in found:
         detail = f"{row.attempts} claims ran out without a verdict"
         await events.record(
             connection, at=at, actor="verifier", action="inconclusive", subject=row.rollout_id, detail=detail
         )
         await rollouts.drop(connection, row, "inconclusive", at, sample_state="waiting")
-    return len(lost)
+    return len(found)
 
 
 async def turn_down(

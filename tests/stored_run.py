@@ -162,14 +162,8 @@ class StoredRun:
     async def claim(self, verifier: str = VERIFIER, limit: int = 64, term: float = 60.0) -> list[PendingRollout]:
         async with self.db.write() as connection:
             at = await database.now(connection)
-            return await rollouts.claim(
-                connection,
-                verifier=verifier,
-                limit=limit,
-                at=at,
-                term=term,
-                probation_rollouts=self.scheduling.probation_rollouts,
-            )
+            ids = await rollouts.claim(connection, verifier=verifier, limit=limit, at=at, term=term)
+            return await rollouts.pending(connection, ids, self.scheduling.probation_rollouts)
 
     async def record(self, rollout: str, verdict: Verdict, verifier: str = VERIFIER) -> bool:
         async with self.db.write() as connection:

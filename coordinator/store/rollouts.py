@@ -151,12 +151,10 @@ async def count_unconsumed(connection: AsyncConnection) -> int:
     return int(counted.scalar_one())
 
 
-async def claim(
-    connection: AsyncConnection, *, verifier: str, limit: int, at: float, term: float, probation_rollouts: int
-) -> list[PendingRollout]:
+async def claim(connection: AsyncConnection, *, verifier: str, limit: int, at: float, term: float) -> list[str]:
     """Claim rollouts to verify: pending ones that need not wait, and those whose claim has run out (their verifier died).
 
-    Rows of one group are neighbours, so that its prompt is prefilled once. SKIP LOCKED lets verifiers run side by side.
+    SKIP LOCKED lets verifiers run side by side. What was claimed, `pending` reads.
     """
     free = t.rollouts.c.state.in_(("pending", "verifying")) & (
         t.rollouts.c.claim_deadline.is_(None) | (t.rollouts.c.claim_deadline <= at)
@@ -173,14 +171,13 @@ async def claim(
         )
     )
     ids = [row.rollout_id for row in rows if not row.suspect] or [row.rollout_id for row in rows[:1]]
-    if not ids:
-        return []
-    await connection.execute(
-        update(t.rollouts)
-        .where(t.rollouts.c.rollout_id.in_(padded(ids)))
-        .values(state="verifying", verifier=verifier, claim_deadline=at + term, attempts=t.rollouts.c.attempts + 1)
-    )
-    return await _pending(connection, ids, probation_rollouts)
+    if ids:
+        await connection.execute(
+            update(t.rollouts)
+            .where(t.rollouts.c.rollout_id.in_(padded(ids)))
+            .values(state="verifying", verifier=verifier, claim_deadline=at + term, attempts=t.rollouts.c.attempts + 1)
+        )
+    return ids
 
 
 async def postpone(connection: AsyncConnection, rollout_id: str, *, until: float) -> None:
@@ -203,7 +200,10 @@ async def abandoned(connection: AsyncConnection, *, at: float, attempts: int) ->
     )
 
 
-async def _pending(connection: AsyncConnection, ids: Sequence[str], probation_rollouts: int) -> list[PendingRollout]:
+async def pending(connection: AsyncConnection, ids: Sequence[str], probation_rollouts: int) -> list[PendingRollout]:
+    """All that judging these needs. Rows of one group are neighbours, so that its prompt is prefilled once."""
+    if not ids:
+        return []
     rows = await connection.execute(
         select(
             t.rollouts.c.rollout_id,

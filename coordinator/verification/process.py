@@ -145,19 +145,20 @@ class Verifier:
         return True
 
     async def _claim(self) -> list[PendingRollout]:
-        async with self._db.write() as connection:
-            at = await database.now(connection)
+        """What to judge next. Writers wait for one another as little as can be: payloads are read when all is claimed."""
+        settings = self._settings
+        async with self._db.read() as connection:
+            lost = await verdicts.lost(connection, await database.now(connection))
             turned = await knobs.read(connection)
-            self._judge.audit_floor = turned.get("audit_fraction", self._settings.audit_fraction)
-            await verdicts.give_up(connection, at)
-            return await rollouts.claim(
-                connection,
-                verifier=self.name,
-                limit=self._settings.claim_rollouts,
-                at=at,
-                term=self._settings.claim_term_s,
-                probation_rollouts=self._probation,
-            )
+        self._judge.audit_floor = turned.get("audit_fraction", settings.audit_fraction)
+        if lost:
+            async with self._db.write() as connection:
+                await verdicts.give_up(connection, await database.now(connection))
+        async with self._db.write(alone=False) as connection:
+            at, term = await database.now(connection), settings.claim_term_s
+            ids = await rollouts.claim(connection, verifier=self.name, limit=settings.claim_rollouts, at=at, term=term)
+        async with self._db.read() as connection:
+            return await rollouts.pending(connection, ids, self._probation)
 
     async def _judge_and_write(self, pending: list[PendingRollout]) -> None:
         begun, at = time.perf_counter(), time.time()
