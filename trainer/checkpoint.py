@@ -169,10 +169,15 @@ def _companions(folder: Path, digests: dict[str, str]) -> dict[str, Any]:
 
 def checkpoints(root: Path) -> list[Path]:
     """Checkpoint folders, the newest (highest step) first."""
+    return [path for _, path in numbered(root)]
+
+
+def numbered(root: Path) -> list[tuple[int, Path]]:
+    """Checkpoint folders with their steps, the newest first."""
     if not root.is_dir():
         return []
     found = [(int(match[1]), path) for path in root.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found, reverse=True)]
+    return sorted(found, reverse=True)
 
 
 def _digest(path: Path) -> str:

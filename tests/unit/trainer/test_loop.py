@@ -226,6 +226,18 @@ async def test_after_a_rollback_old_weights_are_published_under_a_new_number(ben
     assert all(torch.equal(saved[name], tensor) for name, tensor in chosen.weights.items())
 
 
+async def test_after_a_rollback_between_versions_the_weights_are_announced(bench: Bench, origin: list[int]) -> None:
+    settings = {"publish_every": 2, "keep_checkpoints": 9}
+    await bench.trainer(versions=2, **settings).run()
+    root = bench.folder / "checkpoints"
+    (root / "checkpoint-00000004").rename(root / "lost")  # what is left for version 2 is a step on the way to it
+    bench.coordinator.kept = 2
+    go_back(root, newest_up_to(root, 2), version=3, batch=4, keep=9)
+    await bench.trainer(versions=4, **settings).run()
+    assert origin == [0, 1, 2, 3, 4]
+    assert bench.coordinator.steps[4] == (3, 4), "the first step after it is made by the version that was announced"
+
+
 async def test_several_steps_make_a_version(bench: Bench, origin: list[int]) -> None:
     await bench.trainer(versions=2, publish_every=3).run()
     assert origin == [0, 1, 2]
