@@ -53,7 +53,7 @@ class Crew:
         if self._team.size > 1:
             undivided = shard(self.model)
             if companions.ewma is not None:
-                shard(companions.ewma.model)
+                companions.ewma.divide()
         self.optimizer = make_optimizer(self.model, config)
         self._stepper = Stepper(
             self.model, objective, self.optimizer, config, temperature, companions, self._team, undivided

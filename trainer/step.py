@@ -31,7 +31,7 @@ from trainer.losses.vcpo import Vcpo
 from trainer.metrics import StepTokens
 from trainer.optim import Optimizer, StepReport
 from trainer.refine import Movement, by_key, critic_advantages, minimal_variance_advantages, movements, with_advantages
-from trainer.sharding import average_gradients, load_whole, whole
+from trainer.sharding import average_gradients
 from trainer.teaching import TeacherStage
 from trainer.team import Team
 
@@ -131,7 +131,7 @@ class Stepper:
         if self._critic is not None:
             state["critic"] = self._critic.state_dict()
         if self._companions.ewma is not None:
-            state["ewma"] = whole(self._companions.ewma.model.state_dict())
+            state["ewma"] = self._companions.ewma.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -140,8 +140,10 @@ class Stepper:
             self._advantage.averages = dict(state.get("baseline", {}))
         if self._critic is not None and "critic" in state:
             self._critic.load_state_dict(state["critic"])
-        if self._companions.ewma is not None:
-            load_whole(self._companions.ewma.model, state.get("ewma") or whole(self._model.state_dict()))
+        if self._companions.ewma is not None and "ewma" in state:
+            self._companions.ewma.load_state_dict(state["ewma"])
+        elif self._companions.ewma is not None:
+            self._companions.ewma.begin(self._model)
 
     def _teacher_stage(self, config: TrainerConfig, temperature: float) -> TeacherStage | None:
         """Only where the sampled tokens' scores are all that is asked of the teacher, and one process does it."""
