@@ -115,7 +115,8 @@ class Companions:
         ewma: bool = False,
         taught_BT: torch.Tensor | None = None,
     ) -> Extras:
-        """Everything the objective needs of this microbatch. `prox`: also the step-start policy's own log-probs.
+        """Everything the objective needs of this microbatch. `prox`: the step-start policy's own log-probs, which cost a
+        pass where a step has several updates and none where it has one.
 
         `taught_BT`: the teacher's log-probs, where they were computed before.
         """
@@ -126,7 +127,7 @@ class Companions:
             teacher = _score(self.teacher, batch, temperature, ids)
         average = None if self.ewma is None or not (ewma or Need.EWMA in needs) else self.ewma.model
         return Extras(
-            prox_BT=_score(model, batch, temperature)[0] if prox or Need.PROX in needs else None,
+            prox_BT=_score(model, batch, temperature)[0] if prox else None,
             ewma_BT=None if average is None else _score(average, batch, temperature)[0],
             reference_BT=_score(self.reference, batch, temperature)[0] if Need.REFERENCE in needs else None,
             teacher_BT=teacher[0],

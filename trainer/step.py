@@ -54,13 +54,14 @@ class _Part:
     """What one update is made on. `chosen`: groups with the key of their first completion.
 
     `microbatches` are this process's; where `counts` is False, one is computed only for the others to go on.
-    `denominator`: over all processes.
+    `denominator` and `trusted` (whether every completion has trusted log-probs): over all processes.
     """
 
     chosen: list[tuple[int, Chosen]]
     microbatches: list[Microbatch] = field(default_factory=list)
     counts: list[bool] = field(default_factory=list)
     denominator: float = 0.0
+    trusted: bool = True
     extras: list[Extras] = field(default_factory=list)
 
 
@@ -173,6 +174,7 @@ class Stepper:
             ]
             packed = pack(sequences, token_budget=self._config.token_budget, share_prompts=self._config.share_prompts)
             part.denominator = sum(self._objective.denominator(each.mask_BT, each.staleness_BT) for each in packed)
+            part.trusted = all(bool(each.has_old_B.all()) for each in packed)
             for microbatch, counts in self._team.part(packed):
                 part.microbatches.append(microbatch)
                 part.counts.append(counts)
@@ -182,8 +184,8 @@ class Stepper:
         """Everything of the step-start policy that the updates need, before the first of them."""
         self._model.train()
         ewma = self._config.old_logprobs == "ewma"
-        prox = len(parts) > 1 or self._least_variance
-        wanted = prox or ewma or self._objective.needs() - {Need.ENTROPY}
+        prox = self._least_variance or (len(parts) > 1 and self._compares_with_start(parts))
+        wanted = prox or ewma or self._objective.needs() - {Need.ENTROPY, Need.PROX}
         for part in parts:
             for number, batch in enumerate(part.microbatches):
                 batch = part.microbatches[number] = batch.to(self._config.device)
@@ -193,6 +195,11 @@ class Stepper:
         if self._least_variance:
             self._use_least_variance(parts)
         return self._use_critic(parts) if self._critic is not None and parts else {}
+
+    def _compares_with_start(self, parts: list[_Part]) -> bool:
+        """Whether anything asks for the step-start policy's log-probs; while a step is at its first update, it is `new`."""
+        snapshot = self._config.old_logprobs == "snapshot"
+        return Need.PROX in self._objective.needs() or snapshot or not all(part.trusted for part in parts)
 
     def _extras(self, part: _Part, batch: Microbatch, *, prox: bool, ewma: bool) -> Extras:
         taught_BT = None
@@ -277,6 +284,7 @@ class Stepper:
         inputs = batch.loss_inputs(new_BT, extras.prox_BT, replacing)
         return replace(
             inputs.with_behaviour(self._config.behaviour_tolerance),
+            prox_BT=start_BT if Need.PROX in self._objective.needs() else None,
             ewma_BT=extras.ewma_BT,
             reference_BT=extras.reference_BT,
             teacher_BT=extras.teacher_BT,
