@@ -99,7 +99,7 @@ class Trainer:
                 groups = await self._pull(position, state.groups_per_batch, crew)
                 if groups is None:
                     break
-                result = await asyncio.to_thread(crew.step, groups, position.version)
+                result = await asyncio.to_thread(crew.step, groups, position.version, position.unpublished)
                 alarms = self._watch.look(result.metrics)
                 if crew.counters.skipped_in_a_row >= self._config.max_skipped_steps:
                     await self._give_up(position, result, crew, alarms)

@@ -94,18 +94,22 @@ class Stepper:
         self._teaching = self._teacher_stage(config, temperature)
         self._least_variance = any(isinstance(part, Vcpo) and part.baseline for part in self._objective.modifiers)
 
-    def step(self, groups: Sequence[RolloutGroup], trainer_version: int) -> StepResult:
-        """Train on a batch. A batch without any advantage changes nothing, and is reported as such."""
+    def step(self, groups: Sequence[RolloutGroup], trainer_version: int, unpublished: int = 0) -> StepResult:
+        """Train on a batch. A batch without any advantage changes nothing, and is reported as such.
+
+        `unpublished`: steps since the weights were `trainer_version`.
+        """
         begun = time.perf_counter()
         # Groups come in the order in which they became ready; a fixed order makes a replay after a crash exact.
         ordered = sorted(groups, key=lambda group: group.group_id)
         selection = select(ordered, self._advantage, self._filters, self._budget)
         parts = self._parts(selection, trainer_version)
         numbers = {**_rewards(ordered), "incomplete_groups": float(selection.incomplete_groups)}
-        tokens, applied, report = StepTokens(), [], None
+        tokens, report = StepTokens(), None
+        applied: list[str] = []
         numbers |= self._prepare(parts)
         for part in parts:
-            report = self._update(part, tokens)
+            report = self._update(part, tokens, moved=bool(unpublished or applied))
             if report.applied:
                 applied += [item.rollout_id for _, chosen in part.chosen for item in chosen.trained]
                 if self._companions.ewma is not None:
@@ -247,8 +251,11 @@ class Stepper:
                 targets.append((refined.advantage_BT[batch.mask_BT] + value_N)[:count])
         return self._critic.fit(torch.cat(features), torch.cat(targets), self._team)
 
-    def _update(self, part: _Part, tokens: StepTokens) -> StepReport:
-        """Accumulate gradients over all microbatches under one denominator, then update."""
+    def _update(self, part: _Part, tokens: StepTokens, *, moved: bool) -> StepReport:
+        """Accumulate gradients over all microbatches under one denominator, then update.
+
+        `moved`: the weights are no longer those of the version.
+        """
         needs = self._objective.needs()
         log_weights: list[float] = []
         for batch, extras, counts in zip(part.microbatches, part.extras, part.counts, strict=True):
@@ -270,7 +277,7 @@ class Stepper:
             if not counts:
                 continue
             trusted = batch.loss_inputs(scores.logprob_BT, extras.prox_BT)
-            tokens.add(trusted, output, scores.entropy_BT, inputs.behaviour_BT)
+            tokens.add(trusted, output, scores.entropy_BT, inputs.behaviour_BT, moved=moved)
             log_weights += _log_weights(inputs)
         if self._undivided:
             average_gradients(self._undivided, self._team.size)

@@ -242,6 +242,8 @@ async def test_several_steps_make_a_version(bench: Bench, origin: list[int]) -> 
     await bench.trainer(versions=2, publish_every=3).run()
     assert origin == [0, 1, 2]
     assert bench.coordinator.reports.keys() == set(range(6))
+    fresh = [batch for batch in range(6) if bench.coordinator.reports[batch]["approx_kl_fresh"] > 0.0]
+    assert fresh == [0], "all data is of version 0, and after the first step the weights are not"
     assert [bench.coordinator.steps[batch] for batch in range(6)] == [(0, 1), (0, 2), (0, 3), (1, 4), (1, 5), (1, 6)]
 
 
