@@ -153,6 +153,7 @@ class Trainer:
         for sentence in damaged:
             log.warning("%s; using an older checkpoint", sentence, extra={"action": "damaged_checkpoint"})
         crew.restore(checkpoint)
+        self._saved = checkpoint.step
         self._watch.entropies[:] = checkpoint.extra.get("first_entropies", [])
         return checkpoint.step, checkpoint.policy_version, int(checkpoint.extra.get("unpublished", 0))
 

@@ -275,6 +275,15 @@ async def test_stopping_ends_with_a_checkpoint(bench: Bench) -> None:
     assert len(bench.coordinator.versions) == 2
 
 
+async def test_a_resumed_trainer_that_stops_at_once_writes_nothing(bench: Bench) -> None:
+    await bench.trainer(versions=1).run()
+    folder = bench.folder / "checkpoints" / "checkpoint-00000001"
+    before = folder.stat().st_ino
+    bench.stop.set()
+    await bench.trainer(versions=9).run()
+    assert folder.stat().st_ino == before, "the same folder, not one like it"
+
+
 async def test_gradients_that_stay_broken_end_the_run(bench: Bench, tmp_path: Path) -> None:
     bench.model = build_tiny_model(tmp_path / "broken")
     file = bench.model / "model.safetensors"
