@@ -45,6 +45,8 @@ TABLE = [
     ("icepop", {}, OLD, -1.25 - 3.6 + 0.5, [1, 1, 1]),
     ("icepop", {"high": 1.9}, OLD, -3.6 + 0.5, [0, 1, 1]),
     ("icepop", {"variant": "whole", "low": 0.6}, {}, -1.25 - 3.6, [1, 1, 0]),
+    ("icepop", {"variant": "whole", "low": 0.6}, OLD, -1.25 - 3.6, [1, 1, 0]),  # ρ is against the behaviour
+    ("icepop", {"variant": "whole", "against": "prox"}, PROX, -1.0 - 3.0 + 1.0, [1, 1, 1]),
     ("cispo", {}, {}, -1.25 * LOG_NEW[0] - 3.6 * LOG_NEW[1] + 0.5 * LOG_NEW[2], [1, 1, 1]),
     (
         "cispo",
