@@ -3,7 +3,8 @@
     groups ─ select ─▶ chosen ─ pack ─▶ microbatches ─ prepare ─▶ + extras, refined advantages ─ update ─▶ weights
 
 `prepare` is skipped where the objective needs nothing but the batch. A step has one optimizer update, or
-`updates_per_batch` of them on disjoint parts of the batch; it makes one policy version in any case.
+`updates_per_batch` of them on disjoint parts of the batch. It knows nothing of versions: that `publish_every` steps make one is
+`trainer.loop`'s.
 """
 
 from __future__ import annotations
