@@ -64,10 +64,6 @@ class Microbatch:
     has_old_B: torch.Tensor
     key_B: torch.Tensor
 
-    @property
-    def trained_tokens(self) -> int:
-        return int(self.mask_BT.sum())
-
     def to(self, device: torch.device | str) -> Microbatch:
         """The same on another device."""
         return replace(self, **{name: getattr(self, name).to(device) for name in self.__dataclass_fields__})
