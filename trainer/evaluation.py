@@ -25,8 +25,8 @@ from protocol.disk import sync
 from protocol.errors import UserError
 from protocol.rollout import Task
 from protocol.runfile import read_run_file
-from trainer.evaluate import average_at_n, interval, pass_at_k
 from trainer.sampling import Sampler, TransformersSampler
+from trainer.scoring import average_at_n, interval, pass_at_k
 
 _CHUNK = 16  # tasks
 BUILTIN = "builtin"

@@ -29,7 +29,7 @@ from trainer.checkpoint import Checkpoint, load_latest
 from trainer.checkpointing import Checkpointer
 from trainer.config import TrainerRun
 from trainer.crew import Crew
-from trainer.evaluating import PeriodicEvaluation
+from trainer.periodic_evaluation import PeriodicEvaluation
 from trainer.publish import Publisher
 from trainer.step import StepResult
 from trainer.team import Team

@@ -18,8 +18,8 @@ from protocol.signing import SignedEnvelope
 from shardcast.publish import key_rotations
 from trainer.config import TrainerRun, load_trainer_run
 from trainer.crew import Crew, objective_of
-from trainer.evaluating import EvaluationPlan, PeriodicEvaluation
 from trainer.loop import Trainer
+from trainer.periodic_evaluation import EvaluationPlan, PeriodicEvaluation
 from trainer.step import StepResult
 from trainer.steplog import open_logs
 from trainer.team import Team

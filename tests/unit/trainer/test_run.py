@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-import trainer.evaluating as evaluating
+import trainer.periodic_evaluation as periodic_evaluation
 import trainer.run as module
 from coordinator import trainer_token
 from protocol import keyfile
 from tests.factories import TRAINER
-from trainer.evaluating import PeriodicEvaluation
+from trainer.periodic_evaluation import PeriodicEvaluation
 from trainer.steplog import StepLogs
 
 
@@ -84,7 +84,7 @@ async def test_the_last_evaluation_is_waited_for_unless_the_run_is_interrupted(
 
     log, result = Log(), config.parent / "evaluations" / "version-5.json"
     monkeypatch.setattr(Trainer, "interrupted", interrupted)
-    monkeypatch.setattr(evaluating, "_run", evaluate)
+    monkeypatch.setattr(periodic_evaluation, "_run", evaluate)
     monkeypatch.setattr(module, "Trainer", Trainer)
     monkeypatch.setattr(module, "TrainerClient", Client)
     monkeypatch.setattr(module, "_rotations", rotations)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import trainer.evaluating as module
+import trainer.periodic_evaluation as module
 from tests.tiny_model import EOS_TOKEN_ID, build_tiny_model
-from trainer.evaluating import EvaluationPlan, PeriodicEvaluation, numbers_of
+from trainer.periodic_evaluation import EvaluationPlan, PeriodicEvaluation, numbers_of
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from trainer.evaluate import average_at_n, generate_completions, paired_difference, pass_at_k
+from trainer.scoring import average_at_n, generate_completions, paired_difference, pass_at_k
 
 PROMPTS = [[3, 4, 5], [7], [9, 2, 4, 4, 1], [8, 8]]
 
