@@ -22,7 +22,7 @@ def evaluate(folder: Path, *, template: str, eos: list[int], max_tokens: int, ta
     from transformers import AutoModelForCausalLM
 
     from coordinator.tokenizer import RunTokenizer
-    from trainer.evaluate import generate_completions
+    from trainer.scoring import generate_completions
 
     environment = make_environment("arithmetic", {"template": template})
     tokenizer = RunTokenizer(folder)

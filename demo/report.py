@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from demo.presets import Preset
-from trainer.evaluate import paired_difference
+from trainer.scoring import paired_difference
 
 _TAKEN = "('accepted', 'served', 'trained')"
 

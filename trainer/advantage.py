@@ -140,7 +140,8 @@ def select(
 ) -> Selection:
     """Compute advantages per group and drop what teaches nothing, by the reasons of `trainer.filters`.
 
-    Groups are judged by their rewards as verified, advantages are of shaped ones.
+    Groups are judged by their rewards as verified, advantages are of shaped ones: a group whose rewards are equal has only
+    its lengths to teach, and is dropped.
     """
     kept: list[Chosen] = []
     dropped: dict[str, tuple[VerifiedRollout, ...]] = {}

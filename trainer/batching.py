@@ -64,10 +64,6 @@ class Microbatch:
     has_old_B: torch.Tensor
     key_B: torch.Tensor
 
-    @property
-    def trained_tokens(self) -> int:
-        return int(self.mask_BT.sum())
-
     def to(self, device: torch.device | str) -> Microbatch:
         """The same on another device."""
         return replace(self, **{name: getattr(self, name).to(device) for name in self.__dataclass_fields__})
@@ -77,14 +73,14 @@ class Microbatch:
     ) -> LossInputs:
         """Inputs of a loss at `new_BT`; `behaviour` is the worker's claim, not yet clamped.
 
-        `start_BT`: log-probs under the step-start policy, which stand in for `old` where a rollout was not audited;
-        `new_BT` itself (detached) where a step has one update, since the two policies are then the same.
+        `start_BT`: log-probs under the step-start policy, which stand in for `old` where a rollout was not audited (None:
+        `new_BT` itself, since where a step has one update the two policies are the same).
         `replacing_BT`: taken as `old` for all rollouts, audited or not.
         """
         start = new_BT.detach() if start_BT is None else start_BT
         old = torch.where(self.has_old_B[:, None], self.old_BT, start) if replacing_BT is None else replacing_BT
         old = torch.where(self.mask_BT, old, 0.0)
-        return LossInputs(new_BT, old, self.behaviour_BT, self.advantage_BT, self.mask_BT, self.staleness_BT, start_BT)
+        return LossInputs(new_BT, old, self.behaviour_BT, self.advantage_BT, self.mask_BT, self.staleness_BT)
 
 
 def sequences_of(

@@ -8,7 +8,8 @@ A checkpoint is a folder `checkpoint-<step, 8 digits>`:
     state.json             step, policy version, counters, generator states, and the SHA-256 of the others
 
 It is written beside its place, synced, and renamed there: a folder with that name is complete, and one that was damaged
-since (by its digests) is passed over for the one before it.
+since (by its digests) is passed over for the one before it. Where a step is saved again, its folder is moved aside first, to
+`.checkpoint-<step>.replaced`, and counts as the step's own until the new one is in its place.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from protocol.disk import sync
 from protocol.errors import OurFault, UserError
 
-_NAME = re.compile(r"checkpoint-(\d{8,})")
+_NAME = re.compile(r"checkpoint-(\d{8,})|\.checkpoint-(\d{8,})\.replaced")
 _FORMAT = 1
 _PARTS = ("weights.safetensors", "optimizer.pt")
 _COMPANIONS = "companions.pt"
@@ -70,14 +72,14 @@ def save_checkpoint(root: Path, checkpoint: Checkpoint, keep: int = 2) -> Path:
         scratch.mkdir()
         _write_parts(scratch, checkpoint)
         # A step that was saved before is moved aside, never deleted before its successor is in place.
-        replaced = root / f".{target.name}.replaced"
-        shutil.rmtree(replaced, ignore_errors=True)
         if target.exists():
-            target.rename(replaced)
+            shutil.rmtree(_aside(target), ignore_errors=True)
+            target.rename(_aside(target))
         scratch.rename(target)
         sync(root)
-        shutil.rmtree(replaced, ignore_errors=True)
-    except OSError as error:
+        for _, folder in numbered(root):
+            shutil.rmtree(_aside(folder), ignore_errors=True)
+    except (OSError, RuntimeError, SafetensorError) as error:  # how files, torch and safetensors say it
         raise OurFault(f"cannot write the checkpoint {target}: {error}; free space or fix permissions") from error
     for old in checkpoints(root)[keep:]:
         shutil.rmtree(old, ignore_errors=True)
@@ -118,7 +120,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
             extra=state["extra"],
             companions=_companions(folder, state["digests"]),
         )
-    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder.name} is incomplete ({type(error).__name__}: {error})") from error
 
 
@@ -169,10 +171,22 @@ def _companions(folder: Path, digests: dict[str, str]) -> dict[str, Any]:
 
 def checkpoints(root: Path) -> list[Path]:
     """Checkpoint folders, the newest (highest step) first."""
+    return [path for _, path in numbered(root)]
+
+
+def numbered(root: Path) -> list[tuple[int, Path]]:
+    """Checkpoint folders with their steps, the newest first."""
     if not root.is_dir():
         return []
-    found = [(int(match[1]), path) for path in root.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found, reverse=True)]
+    found: dict[int, Path] = {}
+    for path in sorted(root.iterdir(), reverse=True):  # one that was moved aside comes after its successor
+        if match := _NAME.fullmatch(path.name):
+            found.setdefault(int(match[1] or match[2]), path)
+    return sorted(found.items(), reverse=True)
+
+
+def _aside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.replaced")
 
 
 def _digest(path: Path) -> str:

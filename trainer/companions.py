@@ -7,7 +7,7 @@ first step: what a run file doesn't supply is the user's to add then, not a surp
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from protocol.errors import UserError
 from trainer.batching import Microbatch
 from trainer.logprobs import choose_tokens, score
 from trainer.losses import Need, Objective
-from trainer.sharding import own_part
+from trainer.sharding import divided_like, own_part, shard, whole
 
 _CHOSEN = (Need.DRAWS, Need.TOP_K, Need.TEACHER_DRAWS)
 
@@ -25,18 +25,57 @@ _CHOSEN = (Need.DRAWS, Need.TOP_K, Need.TEACHER_DRAWS)
 class Ewma:
     """Exponentially weighted average of a model's weights: average ← decay · average + (1 − decay) · weights.
 
-    On several processes it is divided as the model is, and each averages its own part.
+    Averaged in float32, whatever the model's dtype: in bfloat16 an update is mostly less than half a unit in the last
+    place and would be lost. `model` holds the averages in the model's own dtype, for scoring.
     """
 
     def __init__(self, model: Any, decay: float) -> None:
         self.model = frozen(copy.deepcopy(model))
         self._decay = decay
+        self._averages = _in_float32(self.model)
+
+    def divide(self) -> None:
+        """On several processes: divided as the model is, each averages its own part."""
+        shard(self.model)
+        self._averages = _in_float32(self.model)
 
     @torch.no_grad()
     def update(self, model: Any) -> None:
         """Take in the weights after an optimizer step. Buffers are the same in both and stay."""
-        for average, weight in zip(self.model.parameters(), model.parameters(), strict=True):
-            own_part(average).lerp_(own_part(weight).detach().to(average.dtype), 1.0 - self._decay)
+        for average, weight in zip(self._averages.values(), model.parameters(), strict=True):
+            own_part(average).lerp_(own_part(weight).detach().float(), 1.0 - self._decay)
+        self._round()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The averages in float32, put together."""
+        return {name: whole(average) for name, average in self._averages.items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on from a `state_dict`. Raises ValueError if it is of another model."""
+        if state.keys() != self._averages.keys():
+            raise ValueError(f"the averages' names differ: {sorted(state.keys() ^ self._averages.keys())[:3]}")
+        for name, average in self._averages.items():
+            average.copy_(divided_like(state[name].float(), average))
+        self._round()
+
+    @torch.no_grad()
+    def begin(self, model: Any) -> None:
+        """Anew, from these weights."""
+        self.load_state_dict({name: whole(weight) for name, weight in model.named_parameters()})
+
+    def _round(self) -> None:
+        for average, parameter in zip(self._averages.values(), self.model.parameters(), strict=True):
+            if average is not parameter:
+                own_part(parameter).copy_(own_part(average))
+
+
+def _in_float32(model: Any) -> dict[str, torch.Tensor]:
+    """The parameters by name: themselves where they are of float32, else copies that are."""
+    return {
+        name: parameter if parameter.dtype == torch.float32 else parameter.detach().float()
+        for name, parameter in model.named_parameters()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +115,8 @@ class Companions:
         ewma: bool = False,
         taught_BT: torch.Tensor | None = None,
     ) -> Extras:
-        """Everything the objective needs of this microbatch. `prox`: also the step-start policy's own log-probs.
+        """Everything the objective needs of this microbatch. `prox`: the step-start policy's own log-probs, which cost a
+        pass where a step has several updates and none where it has one.
 
         `taught_BT`: the teacher's log-probs, where they were computed before.
         """
@@ -87,7 +127,7 @@ class Companions:
             teacher = _score(self.teacher, batch, temperature, ids)
         average = None if self.ewma is None or not (ewma or Need.EWMA in needs) else self.ewma.model
         return Extras(
-            prox_BT=_score(model, batch, temperature)[0] if prox or Need.PROX in needs else None,
+            prox_BT=_score(model, batch, temperature)[0] if prox else None,
             ewma_BT=None if average is None else _score(average, batch, temperature)[0],
             reference_BT=_score(self.reference, batch, temperature)[0] if Need.REFERENCE in needs else None,
             teacher_BT=teacher[0],

@@ -127,6 +127,15 @@ class TrainerConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _one_baseline(self) -> TrainerConfig:
+        by_variance = any(entry.get("name") == "vcpo" and entry.get("baseline") is True for entry in self.modifiers)
+        if by_variance and self.advantage == "critic":
+            raise ValueError(
+                'advantage = "critic" and vcpo with baseline = true are two baselines: leave out one of them'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _an_average_to_compare_with(self) -> TrainerConfig:
         if self.old_logprobs == "ewma" and self.ewma_decay is None:
             raise ValueError('old_logprobs = "ewma" needs ewma_decay, say 0.9')

@@ -1,7 +1,7 @@
 """Everything that trains (model, objective, optimizer, companions) behind five verbs, on one process or several.
 
     receive(groups)         what can be done before a batch is full
-    step(groups, version)   one step
+    step(groups, version)   one step, by the weights of a version or so many steps after it
     weights()               what a policy version holds: bf16, on the CPU
     state()                 what a checkpoint holds
     restore(checkpoint)     go on from one
@@ -53,7 +53,7 @@ class Crew:
         if self._team.size > 1:
             undivided = shard(self.model)
             if companions.ewma is not None:
-                shard(companions.ewma.model)
+                companions.ewma.divide()
         self.optimizer = make_optimizer(self.model, config)
         self._stepper = Stepper(
             self.model, objective, self.optimizer, config, temperature, companions, self._team, undivided
@@ -64,9 +64,9 @@ class Crew:
         """Of optimizer steps."""
         return self.optimizer.counters
 
-    def step(self, groups: Sequence[RolloutGroup], version: int) -> StepResult:
-        self._team.tell(("step", list(groups), version))
-        return self._stepper.step(groups, version)
+    def step(self, groups: Sequence[RolloutGroup], version: int, unpublished: int = 0) -> StepResult:
+        self._team.tell(("step", list(groups), version, unpublished))
+        return self._stepper.step(groups, version, unpublished)
 
     def receive(self, groups: Sequence[RolloutGroup]) -> None:
         """Groups of the batch to come, as they become ready."""

@@ -1,4 +1,4 @@
-"""`trainer evaluate`: avg@k and pass@k of a policy on held-out tasks, resumable, in one JSON file.
+"""`trainer evaluate`: avg@n and pass@k of a policy on held-out tasks, resumable, in one JSON file.
 
     tasks ─ chunks of _CHUNK ─▶ completions (a Sampler) ─▶ scores (unprivileged scorer) ─▶ progress file ─▶ result
 
@@ -25,8 +25,8 @@ from protocol.disk import sync
 from protocol.errors import UserError
 from protocol.rollout import Task
 from protocol.runfile import read_run_file
-from trainer.evaluate import average_at_k, interval, pass_at_k
 from trainer.sampling import Sampler, TransformersSampler
+from trainer.scoring import average_at_n, interval, pass_at_k
 
 _CHUNK = 16  # tasks
 BUILTIN = "builtin"
@@ -80,6 +80,15 @@ def sections_of(path: Path) -> tuple[list[Section], tuple[int, ...]]:
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: [sampling] eos_token_ids and [[environments]] are needed ({error!r})") from None
     return found, eos
+
+
+def temperature_of(path: Path) -> float:
+    """What a run file samples at, and so what its policies are evaluated at. Raises UserError if it is no number."""
+    sampling = read_run_file(path).get("sampling", {})
+    try:
+        return float(sampling.get("temperature", 1.0))
+    except (AttributeError, TypeError, ValueError):
+        raise UserError(f"{path}: [sampling] temperature must be a number") from None
 
 
 def _section(entry: dict[str, Any]) -> Section:
@@ -145,7 +154,7 @@ def _described(section: Section) -> list[Any]:
 def summary(scores: Sequence[Sequence[float]], ks: Sequence[int]) -> dict[str, Any]:
     """avg@n and pass@k with 95 % intervals over tasks."""
     n = min(len(samples) for samples in scores)
-    averages = interval([average_at_k([samples]) for samples in scores])
+    averages = interval([average_at_n([samples]) for samples in scores])
     result: dict[str, Any] = {"tasks": len(scores), "samples": n, f"avg@{n}": asdict(averages)}
     for k in ks:
         result[f"pass@{k}"] = asdict(interval([pass_at_k([samples], k) for samples in scores]))

@@ -33,14 +33,6 @@ class Scores:
     others_BTM: torch.Tensor | None = None
 
 
-def completion_logprobs(
-    model: Any, batch: Microbatch, temperature: float, chunk: int = CHUNK
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(new_BT, entropy_BT): log-probs (nats, with gradient) and entropies (nats, without) at `temperature`."""
-    scores = score(model, batch, temperature, chunk=chunk)
-    return scores.logprob_BT, scores.entropy_BT
-
-
 def score(
     model: Any,
     batch: Microbatch,
@@ -134,29 +126,21 @@ def hidden_states(model: Any, batch: Microbatch) -> torch.Tensor:
     """[R, L, D]: the inputs of the LM head."""
     return model.base_model(
         input_ids=batch.input_RL,
-        attention_mask=attention_mask(batch, model),
+        attention_mask=attention_mask(batch),
         position_ids=batch.position_RL,
         use_cache=False,
     ).last_hidden_state
 
 
-def attention_mask(batch: Microbatch, model: Any) -> torch.Tensor:
+def attention_mask(batch: Microbatch) -> torch.Tensor:
     """What may be looked at: [R, L] for rows with one completion, else [R, 1, L, L] for shared prompts.
 
     A place of the prompt sees the prompt up to itself; a place of a completion sees the prompt and its completion up
-    to itself. Padding sees itself alone, so that no row of the softmax is empty. The 4-d mask is boolean for SDPA and
-    additive for eager attention; other implementations can't take it.
+    to itself. Padding sees itself alone, so that no row of the softmax is empty. The 4-d mask is boolean, as SDPA takes it.
     """
     if int(batch.segment_RL.max()) <= 1:
         return (batch.segment_RL != PADDING_SEGMENT).long()
-    allowed = block_causal(batch.segment_RL)[:, None]
-    kind = model.config._attn_implementation
-    if kind == "sdpa":
-        return allowed
-    if kind == "eager":
-        dtype = next(model.parameters()).dtype
-        return torch.zeros(allowed.shape, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
-    raise UserError(f"shared prompts need SDPA or eager attention, not {kind}: set share_prompts = false")
+    return block_causal(batch.segment_RL)[:, None]
 
 
 def block_causal(segment_RL: torch.Tensor) -> torch.Tensor:

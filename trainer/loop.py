@@ -29,7 +29,7 @@ from trainer.checkpoint import Checkpoint, load_latest
 from trainer.checkpointing import Checkpointer
 from trainer.config import TrainerRun
 from trainer.crew import Crew
-from trainer.evaluating import PeriodicEvaluation
+from trainer.periodic_evaluation import PeriodicEvaluation
 from trainer.publish import Publisher
 from trainer.step import StepResult
 from trainer.team import Team
@@ -99,7 +99,7 @@ class Trainer:
                 groups = await self._pull(position, state.groups_per_batch, crew)
                 if groups is None:
                     break
-                result = await asyncio.to_thread(crew.step, groups, position.version)
+                result = await asyncio.to_thread(crew.step, groups, position.version, position.unpublished)
                 alarms = self._watch.look(result.metrics)
                 if crew.counters.skipped_in_a_row >= self._config.max_skipped_steps:
                     await self._give_up(position, result, crew, alarms)
@@ -153,6 +153,7 @@ class Trainer:
         for sentence in damaged:
             log.warning("%s; using an older checkpoint", sentence, extra={"action": "damaged_checkpoint"})
         crew.restore(checkpoint)
+        self._saved = checkpoint.step
         self._watch.entropies[:] = checkpoint.extra.get("first_entropies", [])
         return checkpoint.step, checkpoint.policy_version, int(checkpoint.extra.get("unpublished", 0))
 

@@ -47,24 +47,27 @@ def evaluate(
     ],
     out: Annotated[Path, typer.Option("--out", help="JSON file for the result.")] = Path("evaluation.json"),
     tasks: Annotated[int, typer.Option(help="Held-out tasks of each environment, at most.")] = 200,
-    samples: Annotated[int, typer.Option(help="Completions per task.")] = 4,
-    k: Annotated[list[int] | None, typer.Option(help="pass@k; may be given several times.")] = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    samples: Annotated[int, typer.Option(help="Completions per task: n.")] = 4,
+    k: Annotated[list[int] | None, typer.Option("--k", "-k", help="pass@k; may be given several times.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="The run file's own unless given; 0 is greedy.", show_default=False)
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
     engine: Annotated[
         Engine, typer.Option(help="Who writes: the trainer's own sampling, or an engine as workers have it.")
     ] = Engine.BUILTIN,
     concurrency: Annotated[int, typer.Option(min=1, help="Completions that vLLM writes at once.")] = 32,
 ) -> None:
-    """avg@k and pass@k on held-out tasks, with 95 % intervals. Goes on where it was interrupted."""
+    """avg@n and pass@k on held-out tasks, with 95 % intervals. Goes on where it was interrupted."""
     import asyncio
 
-    from trainer.evaluation import Plan, run_evaluation
+    from trainer.evaluation import Plan, run_evaluation, temperature_of
     from worker.completions import engine_sampler
 
     set_up_logging()
     ks = tuple(sorted(set(k or [1, samples])))
-    plan = Plan(model, tasks, samples, ks, temperature, seed, engine.value)
+    chosen = temperature_of(config) if temperature is None else temperature
+    plan = Plan(model, tasks, samples, ks, chosen, seed, engine.value)
     sampler = None if engine is Engine.BUILTIN else engine_sampler(engine.value, concurrency)
     result = asyncio.run(run_evaluation(config, plan, out, sampler))
     for name, numbers in result["environments"].items():

@@ -28,16 +28,21 @@ class StepTokens:
         output: LossOutput,
         entropy_BT: torch.Tensor,
         against_BT: torch.Tensor | None = None,
+        *,
+        moved: bool = False,
     ) -> None:
         """Take a microbatch's tokens. `inputs` carries trusted values as `old` and the worker's claims as `behaviour`,
-        before any clamping; `against_BT` is what the loss takes its ratio against (None: `old`)."""
+        before any clamping; `against_BT` is what the loss takes its ratio against (None: `old`); `moved`: the weights
+        have been updated since they were a version, so that no token is of this very policy."""
         mask_BT = inputs.mask_BT
+        fresh_BT = torch.zeros_like(mask_BT) if moved else inputs.staleness_BT == 0
         columns = {
             "new": inputs.new_BT.detach(),
             "old": inputs.old_BT,
             "behaviour": inputs.behaviour_BT,
             "advantage": inputs.advantage_BT,
             "staleness": inputs.staleness_BT,
+            "fresh": fresh_BT,
             "kept": output.kept_BT,
             "entropy": entropy_BT.detach(),
             "against": inputs.old_BT if against_BT is None else against_BT,
@@ -59,6 +64,7 @@ def step_metrics(
     behaviour: torch.Tensor,
     advantage: torch.Tensor,
     staleness: torch.Tensor,
+    fresh: torch.Tensor,
     kept: torch.Tensor,
     entropy: torch.Tensor,
     against: torch.Tensor | None = None,
@@ -67,8 +73,9 @@ def step_metrics(
     """All [N]. Means are over tokens; a mean over none is 0.
 
     `approx_kl_*`: how far the policy moved since the tokens were generated (new against old), by k3 and without a cap,
-    on fresh tokens (staleness 0) apart from stale ones. The fresh one must be about 0 when a step begins: if it is not,
-    `old` was computed by other numerics than `new`, which less staleness does not cure.
+    on `fresh` tokens (bool) apart from the others. Fresh are those that the very weights generated which are trained:
+    staleness 0, and no update since that version. On them it must be about 0: if it is not, `old` was computed by other
+    numerics than `new`, which less staleness does not cure.
     `engine_kl`: k3 of old against the worker's claim: the inference engine's deviation, not the policy's movement.
     `loss_kl_*`: the same k3 of new against what the loss takes its ratio against. Where that is high on fresh tokens and
     `approx_kl_fresh` is not, the loss is fed log-probs of other numerics.
@@ -85,10 +92,10 @@ def step_metrics(
     return {
         "tokens": float(count),
         "approx_kl": _mean(kl),
-        "approx_kl_fresh": _mean(kl[staleness == 0]),
-        "approx_kl_stale": _mean(kl[staleness > 0]),
-        "loss_kl_fresh": _mean(loss_kl[staleness == 0]),
-        "loss_kl_stale": _mean(loss_kl[staleness > 0]),
+        "approx_kl_fresh": _mean(kl[fresh]),
+        "approx_kl_stale": _mean(kl[~fresh]),
+        "loss_kl_fresh": _mean(loss_kl[fresh]),
+        "loss_kl_stale": _mean(loss_kl[~fresh]),
         "chi_squared": _mean((rho - 1.0).square()),
         "cut_fraction": _mean(~kept),
         "cut_fraction_positive": _mean(~kept[up]),

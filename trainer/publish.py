@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from coordinator.client import Backoff, TrainerClient
@@ -49,12 +50,15 @@ def snapshot(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def write_version(state: Mapping[str, torch.Tensor], model_folder: Path, target: Path) -> None:
-    """Write a version's folder: the weights, and the other files of the initial model folder."""
+    """Write a version's folder: the weights, and the other files of the initial model folder. Raises OSError."""
     target.mkdir(parents=True)
     for file in sorted(model_folder.iterdir()):
         if file.is_file() and not file.name.endswith(_WEIGHT_SUFFIXES):
             shutil.copyfile(file, target / file.name)
-    save_file(dict(state), target / "model.safetensors", metadata={"format": "pt"})
+    try:
+        save_file(dict(state), target / "model.safetensors", metadata={"format": "pt"})
+    except SafetensorError as error:  # how it says that the disk refuses
+        raise OSError(str(error)) from error
 
 
 class Publisher:

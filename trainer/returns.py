@@ -28,30 +28,3 @@ def gae(reward: float, values: Sequence[float], lam: float, ended: bool = True) 
 def length_lambda(length: int) -> float:
     """1 − 1/(1.5 L): λ that looks about one and a half completions ahead. Source: SAO (2026)."""
     return max(0.0, 1.0 - 1.0 / (1.5 * max(length, 1)))
-
-
-def vtrace(
-    reward: float,
-    values: Sequence[float],
-    ratios: Sequence[float],
-    *,
-    rho_cap: float = 1.0,
-    c_cap: float = 1.0,
-) -> tuple[list[float], list[float]]:
-    """(targets v_t, advantages r_t + v_{t+1} − V_t) with δ_t weighted by min(ρ̄, ρ_t) and traces by min(c̄, ρ_t).
-
-    The advantages are without ρ_t: the loss `vtrace` multiplies it in. Source: IMPALA (Espeholt et al. 2018).
-    """
-    count = len(values)
-    targets = list(values)
-    correction = 0.0  # v_{t+1} − V_{t+1}
-    for t in range(count - 1, -1, -1):
-        after = values[t + 1] if t + 1 < count else 0.0
-        delta = min(rho_cap, ratios[t]) * ((reward if t + 1 == count else 0.0) + after - values[t])
-        correction = delta + min(c_cap, ratios[t]) * correction
-        targets[t] = values[t] + correction
-    advantages = [
-        (reward if t + 1 == count else 0.0) + (targets[t + 1] if t + 1 < count else 0.0) - values[t]
-        for t in range(count)
-    ]
-    return targets, advantages

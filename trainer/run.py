@@ -18,8 +18,8 @@ from protocol.signing import SignedEnvelope
 from shardcast.publish import key_rotations
 from trainer.config import TrainerRun, load_trainer_run
 from trainer.crew import Crew, objective_of
-from trainer.evaluating import EvaluationPlan, PeriodicEvaluation
 from trainer.loop import Trainer
+from trainer.periodic_evaluation import EvaluationPlan, PeriodicEvaluation
 from trainer.step import StepResult
 from trainer.steplog import open_logs
 from trainer.team import Team
@@ -56,13 +56,20 @@ async def run_trainer(path: Path, environment: Mapping[str, str]) -> None:
     )
     logs = open_logs(run.trainer.tensorboard, run.trainer.wandb_project, run.model_path.name)
 
+    trained = 0
+
     def on_step(batch: int, result: StepResult) -> None:
+        nonlocal trained
+        trained = batch
         _log_step(batch, result)
         logs.write(batch, result.metrics)
 
     evaluation = _evaluation(run, path)
     try:
         await Trainer(run, client, identity, stop, team, evaluation).run(on_step)
+        if evaluation is not None:
+            await evaluation.finish(stop)
+            logs.write(trained, _log_evaluation(evaluation.collect()))
     finally:
         if evaluation is not None:
             await evaluation.close()
@@ -94,6 +101,15 @@ async def _rotations(origin: str) -> list[SignedEnvelope]:
     except OurFault as error:
         log.warning("%s: taking it that the trainer's key was never rotated", error, extra={"action": "rotations"})
         return []
+
+
+def _log_evaluation(numbers: dict[str, float]) -> dict[str, float]:
+    """Say what ended after the last step, whose report can't tell it any more."""
+    if numbers:
+        measures = [name for name in numbers if "@" in name and not name.endswith(("/low", "/high"))]
+        means = ", ".join(f"{name.removeprefix('eval/')} {numbers[name]:.3f}" for name in measures)
+        log.info("version %d is evaluated: %s", numbers["eval/version"], means, extra={"action": "evaluation"})
+    return numbers
 
 
 def _log_step(batch: int, result: StepResult) -> None:

@@ -47,7 +47,7 @@ class TransformersSampler:
 
     async def complete(self, prompts: Sequence[Sequence[int]], **how: Any) -> list[list[list[int]]]:
         """See Sampler."""
-        from trainer.evaluate import generate_completions
+        from trainer.scoring import generate_completions
 
         return await asyncio.to_thread(generate_completions, self._model, prompts, **how)
 

@@ -3,7 +3,8 @@
     groups ─ select ─▶ chosen ─ pack ─▶ microbatches ─ prepare ─▶ + extras, refined advantages ─ update ─▶ weights
 
 `prepare` is skipped where the objective needs nothing but the batch. A step has one optimizer update, or
-`updates_per_batch` of them on disjoint parts of the batch; it makes one policy version in any case.
+`updates_per_batch` of them on disjoint parts of the batch. It knows nothing of versions: that `publish_every` steps make one is
+`trainer.loop`'s.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from trainer.losses.vcpo import Vcpo
 from trainer.metrics import StepTokens
 from trainer.optim import Optimizer, StepReport
 from trainer.refine import Movement, by_key, critic_advantages, minimal_variance_advantages, movements, with_advantages
-from trainer.sharding import average_gradients, load_whole, whole
+from trainer.sharding import average_gradients
 from trainer.teaching import TeacherStage
 from trainer.team import Team
 
@@ -54,13 +55,14 @@ class _Part:
     """What one update is made on. `chosen`: groups with the key of their first completion.
 
     `microbatches` are this process's; where `counts` is False, one is computed only for the others to go on.
-    `denominator`: over all processes.
+    `denominator` and `trusted` (whether every completion has trusted log-probs): over all processes.
     """
 
     chosen: list[tuple[int, Chosen]]
     microbatches: list[Microbatch] = field(default_factory=list)
     counts: list[bool] = field(default_factory=list)
     denominator: float = 0.0
+    trusted: bool = True
     extras: list[Extras] = field(default_factory=list)
 
 
@@ -93,18 +95,22 @@ class Stepper:
         self._teaching = self._teacher_stage(config, temperature)
         self._least_variance = any(isinstance(part, Vcpo) and part.baseline for part in self._objective.modifiers)
 
-    def step(self, groups: Sequence[RolloutGroup], trainer_version: int) -> StepResult:
-        """Train on a batch. A batch without any advantage changes nothing, and is reported as such."""
+    def step(self, groups: Sequence[RolloutGroup], trainer_version: int, unpublished: int = 0) -> StepResult:
+        """Train on a batch. A batch without any advantage changes nothing, and is reported as such.
+
+        `unpublished`: steps since the weights were `trainer_version`.
+        """
         begun = time.perf_counter()
         # Groups come in the order in which they became ready; a fixed order makes a replay after a crash exact.
         ordered = sorted(groups, key=lambda group: group.group_id)
         selection = select(ordered, self._advantage, self._filters, self._budget)
         parts = self._parts(selection, trainer_version)
         numbers = {**_rewards(ordered), "incomplete_groups": float(selection.incomplete_groups)}
-        tokens, applied, report = StepTokens(), [], None
+        tokens, report = StepTokens(), None
+        applied: list[str] = []
         numbers |= self._prepare(parts)
         for part in parts:
-            report = self._update(part, tokens)
+            report = self._update(part, tokens, moved=bool(unpublished or applied))
             if report.applied:
                 applied += [item.rollout_id for _, chosen in part.chosen for item in chosen.trained]
                 if self._companions.ewma is not None:
@@ -131,7 +137,7 @@ class Stepper:
         if self._critic is not None:
             state["critic"] = self._critic.state_dict()
         if self._companions.ewma is not None:
-            state["ewma"] = whole(self._companions.ewma.model.state_dict())
+            state["ewma"] = self._companions.ewma.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -140,8 +146,10 @@ class Stepper:
             self._advantage.averages = dict(state.get("baseline", {}))
         if self._critic is not None and "critic" in state:
             self._critic.load_state_dict(state["critic"])
-        if self._companions.ewma is not None:
-            load_whole(self._companions.ewma.model, state.get("ewma") or whole(self._model.state_dict()))
+        if self._companions.ewma is not None and "ewma" in state:
+            self._companions.ewma.load_state_dict(state["ewma"])
+        elif self._companions.ewma is not None:
+            self._companions.ewma.begin(self._model)
 
     def _teacher_stage(self, config: TrainerConfig, temperature: float) -> TeacherStage | None:
         """Only where the sampled tokens' scores are all that is asked of the teacher, and one process does it."""
@@ -171,6 +179,7 @@ class Stepper:
             ]
             packed = pack(sequences, token_budget=self._config.token_budget, share_prompts=self._config.share_prompts)
             part.denominator = sum(self._objective.denominator(each.mask_BT, each.staleness_BT) for each in packed)
+            part.trusted = all(bool(each.has_old_B.all()) for each in packed)
             for microbatch, counts in self._team.part(packed):
                 part.microbatches.append(microbatch)
                 part.counts.append(counts)
@@ -180,8 +189,8 @@ class Stepper:
         """Everything of the step-start policy that the updates need, before the first of them."""
         self._model.train()
         ewma = self._config.old_logprobs == "ewma"
-        prox = len(parts) > 1 or self._least_variance
-        wanted = prox or ewma or self._objective.needs() - {Need.ENTROPY}
+        prox = self._least_variance or (len(parts) > 1 and self._compares_with_start(parts))
+        wanted = prox or ewma or self._objective.needs() - {Need.ENTROPY, Need.PROX}
         for part in parts:
             for number, batch in enumerate(part.microbatches):
                 batch = part.microbatches[number] = batch.to(self._config.device)
@@ -191,6 +200,11 @@ class Stepper:
         if self._least_variance:
             self._use_least_variance(parts)
         return self._use_critic(parts) if self._critic is not None and parts else {}
+
+    def _compares_with_start(self, parts: list[_Part]) -> bool:
+        """Whether anything asks for the step-start policy's log-probs; while a step is at its first update, it is `new`."""
+        snapshot = self._config.old_logprobs == "snapshot"
+        return Need.PROX in self._objective.needs() or snapshot or not all(part.trusted for part in parts)
 
     def _extras(self, part: _Part, batch: Microbatch, *, prox: bool, ewma: bool) -> Extras:
         taught_BT = None
@@ -238,8 +252,11 @@ class Stepper:
                 targets.append((refined.advantage_BT[batch.mask_BT] + value_N)[:count])
         return self._critic.fit(torch.cat(features), torch.cat(targets), self._team)
 
-    def _update(self, part: _Part, tokens: StepTokens) -> StepReport:
-        """Accumulate gradients over all microbatches under one denominator, then update."""
+    def _update(self, part: _Part, tokens: StepTokens, *, moved: bool) -> StepReport:
+        """Accumulate gradients over all microbatches under one denominator, then update.
+
+        `moved`: the weights are no longer those of the version.
+        """
         needs = self._objective.needs()
         log_weights: list[float] = []
         for batch, extras, counts in zip(part.microbatches, part.extras, part.counts, strict=True):
@@ -261,7 +278,7 @@ class Stepper:
             if not counts:
                 continue
             trusted = batch.loss_inputs(scores.logprob_BT, extras.prox_BT)
-            tokens.add(trusted, output, scores.entropy_BT, inputs.behaviour_BT)
+            tokens.add(trusted, output, scores.entropy_BT, inputs.behaviour_BT, moved=moved)
             log_weights += _log_weights(inputs)
         if self._undivided:
             average_gradients(self._undivided, self._team.size)
@@ -275,6 +292,7 @@ class Stepper:
         inputs = batch.loss_inputs(new_BT, extras.prox_BT, replacing)
         return replace(
             inputs.with_behaviour(self._config.behaviour_tolerance),
+            prox_BT=start_BT if Need.PROX in self._objective.needs() else None,
             ewma_BT=extras.ewma_BT,
             reference_BT=extras.reference_BT,
             teacher_BT=extras.teacher_BT,

@@ -3,8 +3,8 @@
     verified group ─ score ─▶ log-probs of the sampled tokens under the teacher, by rollout ─ take ─▶ step
 
 So the teacher works while the rest of the batch is still being generated. What waits here is bounded by what the trainer may
-hold: the groups of one batch, which the coordinator's capacity rule counts. Other actions than the sampled token (draws, top k)
-depend on the policy of the step, and are scored in the step.
+hold: the groups of one batch, which the coordinator's capacity rule counts. There is such a stage on one process, and for the
+sampled tokens alone (`opd` with actions "sampled"): other actions (draws, top k) are the step's own, and are scored in it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from trainer.losses.decoupled import DecoupledPpo
-from trainer.losses.inputs import LossInputs, bounded
+from trainer.losses.inputs import LossInputs, Need, bounded
 
 
 @dataclass(frozen=True)
@@ -23,3 +23,6 @@ class A3po(DecoupledPpo):
     def proximal(self, inputs: LossInputs) -> torch.Tensor:
         alpha_BT = 1.0 / inputs.staleness_BT.clamp(min=1)
         return alpha_BT * bounded(inputs.behaviour_BT) + (1.0 - alpha_BT) * bounded(inputs.new_BT.detach())
+
+    def needs(self) -> frozenset[Need]:
+        return frozenset()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from trainer.losses.base import Loss, one_of
-from trainer.losses.inputs import LossInputs, log_ratio
+from trainer.losses.inputs import LossInputs, Need, log_ratio
 
 AGAINST = ("behaviour", "old", "prox")
 
@@ -29,7 +29,12 @@ class RatioLoss(Loss):
 
     def reference(self, inputs: LossInputs) -> torch.Tensor:
         """[B, T] log-probs that the ratio is taken against."""
-        return {"behaviour": inputs.behaviour_BT, "old": inputs.old_BT, "prox": inputs.prox()}[self.against]
+        if self.against == "prox":
+            return inputs.need(Need.PROX)
+        return inputs.old_BT if self.against == "old" else inputs.behaviour_BT
+
+    def needs(self) -> frozenset[Need]:
+        return frozenset({Need.PROX}) if self.against == "prox" else frozenset()
 
     def log_ratio(self, inputs: LossInputs) -> torch.Tensor:
         """[B, T], with the gradient of `new`."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from trainer.losses.base import Loss, TokenLoss, one_of, within
-from trainer.losses.inputs import LossInputs, masked_mean, ratio
+from trainer.losses.inputs import LossInputs, Need, masked_mean, ratio
 from trainer.losses.ppo import clipped
 
 
@@ -37,7 +37,10 @@ class DecoupledPpo(Loss):
 
     def proximal(self, inputs: LossInputs) -> torch.Tensor:
         """[B, T] log-probs of the policy around which the trust region lies; without gradient."""
-        return inputs.prox()
+        return inputs.need(Need.PROX)
+
+    def needs(self) -> frozenset[Need]:
+        return frozenset({Need.PROX})
 
     def token_loss(self, inputs: LossInputs) -> TokenLoss:
         prox_BT = self.proximal(inputs)

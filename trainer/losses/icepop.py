@@ -21,22 +21,25 @@ from trainer.losses.ppo import Ppo, clipped
 
 @dataclass(frozen=True)
 class IcePop(Ppo):
-    """`low`, `high`: α and β. `variant`: `mismatch` or `whole`."""
+    """`low`, `high`: α and β. `variant`: `mismatch` or `whole`. `against`, unless given: as published, `old` for `mismatch`
+    and `behaviour` for `whole`."""
 
-    against: str = "old"
+    against: str = ""
     low: float = 0.5
     high: float = 5.0
     variant: str = "mismatch"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         one_of("icepop", "variant", self.variant, ("mismatch", "whole"))
+        if not self.against:
+            object.__setattr__(self, "against", "behaviour" if self.variant == "whole" else "old")
+        super().__post_init__()
         if not 0.0 <= self.low < 1.0 < self.high:
             raise UserError(f"icepop: low and high must enclose 1, got {self.low} and {self.high}")
 
     def token_loss(self, inputs: LossInputs) -> TokenLoss:
         if self.variant == "whole":
-            whole_BT = ratio(inputs.new_BT, inputs.behaviour_BT)
+            whole_BT = self.ratio(inputs)
             inside_BT = self._inside(whole_BT.detach())
             return TokenLoss(torch.where(inside_BT, -whole_BT * inputs.advantage_BT, 0.0), inside_BT, {})
         weight_BT = ratio(self.reference(inputs), inputs.behaviour_BT).detach()

@@ -25,7 +25,7 @@ class Need(StrEnum):
     """What an objective needs beyond `new`, `old`, `behaviour` and the advantage; who supplies it must be settled
     before the first step, not when the first batch has come."""
 
-    PROX = "prox"  # log-probs at the start of the step
+    PROX = "prox"  # log-probs at the start of the step: a forward pass, unless the step has one update
     EWMA = "ewma"  # log-probs under a moving average of the weights
     REFERENCE = "reference"  # log-probs under the initial policy
     TEACHER = "teacher"  # log-probs under a teacher
@@ -89,10 +89,6 @@ class LossInputs:
     def with_behaviour(self, tolerance: float) -> LossInputs:
         """The same with the worker's claims confined to `old` ± `tolerance` nats; 0 uses `old` alone (the default)."""
         return replace(self, behaviour_BT=clamp_behaviour(self.behaviour_BT, self.old_BT, tolerance))
-
-    def prox(self) -> torch.Tensor:
-        """Log-probs at the start of the step, without gradient: `new` itself where a step has one update."""
-        return self.new_BT.detach() if self.prox_BT is None else self.prox_BT
 
     def need(self, need: Need) -> torch.Tensor:
         """The log-probs (or entropies) that `need` names. Raises OurFault if they were not supplied."""

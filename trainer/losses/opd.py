@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from protocol.errors import UserError
+from protocol.errors import OurFault, UserError
 from trainer.losses.base import Loss, TokenLoss, one_of
 from trainer.losses.inputs import LossInputs, Need, bounded, log_ratio
 from trainer.losses.ppo import clipped
@@ -66,9 +66,9 @@ class Opd(Loss):
         else:
             others = inputs.alternatives()
             new_BTM, sampler_BTM = bounded(others.new_BTM), bounded(others.sampler_BTM)
-            teacher_BTM = bounded(
-                inputs.need(Need.TEACHER)[..., None] if others.teacher_BTM is None else others.teacher_BTM
-            )
+            if others.teacher_BTM is None:
+                raise OurFault("opd needs the teacher's log-probs of other tokens, and the step was made without them")
+            teacher_BTM = bounded(others.teacher_BTM)
         everything_BT = torch.ones_like(inputs.mask_BT)
         if self.actions == "teacher":
             return TokenLoss(-new_BTM.mean(dim=-1), everything_BT, {})

@@ -2,8 +2,9 @@
 
     −sg(min(ρ, ρ̄)) · A · new
 
-Never more than on-policy data would count, so the policy that it climbs towards lies between the two. With a critic the
-advantages come from V-trace targets (`trainer.returns.vtrace`). Source: IMPALA (Espeholt et al. 2018), ρ̄ = 1.
+Never more than on-policy data would count, so the policy that it climbs towards lies between the two. IMPALA takes its
+advantages from V-trace targets; here they are the run's, with a critic by GAE, whose targets are not corrected for the
+data's age. Source: IMPALA (Espeholt et al. 2018), ρ̄ = 1.
 """
 
 from __future__ import annotations

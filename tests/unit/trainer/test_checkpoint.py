@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import resource
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +13,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from protocol.errors import UserError
+from protocol.errors import OurFault, UserError
 from trainer.checkpoint import (
     Checkpoint,
     load_checkpoint,
@@ -65,6 +68,7 @@ def flip(path: Path) -> None:
         lambda folder: flip(folder / "optimizer.pt"),
         lambda folder: (folder / "optimizer.pt").unlink(),
         lambda folder: (folder / "state.json").write_text("{"),
+        lambda folder: (folder / "state.json").write_bytes((folder / "state.json").read_bytes()[:-1] + b"\xff"),
         lambda folder: (folder / "state.json").write_text('{"format": 99}'),
     ],
 )
@@ -75,6 +79,47 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, damage
     assert found is not None
     assert found[0].step == 1
     assert "checkpoint-00000002" in found[1][0]
+
+
+@pytest.mark.parametrize("killed_at", ["checkpoint-00000001", ".checkpoint-00000001.partial"])
+def test_a_kill_while_a_step_is_saved_again_leaves_one_of_them(tmp_path, monkeypatch, killed_at):
+    """Before the first or between the two renames; then it is saved once more."""
+    save_checkpoint(tmp_path, simple(1))
+    rename = Path.rename
+
+    def killed(path: Path, target: Path) -> Path:
+        if path.name == killed_at:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(tmp_path, replace(simple(1), policy_version=5))
+    monkeypatch.undo()
+    found = load_latest(tmp_path)
+    assert found is not None
+    assert (found[0].step, found[0].policy_version, found[1]) == (1, 2, [])
+    save_checkpoint(tmp_path, replace(simple(1), policy_version=5))
+    found = load_latest(tmp_path)
+    assert found is not None
+    assert found[0].policy_version == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-00000001"]
+
+
+def test_a_disk_that_is_full_is_said_and_loses_nothing(tmp_path):
+    save_checkpoint(tmp_path, simple(1))
+    handler, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        for parts in ({"weights": {"w": torch.zeros(10**6)}}, {"optimizer": {"m": torch.zeros(10**6)}}):
+            with pytest.raises(OurFault, match="free space"):
+                save_checkpoint(tmp_path, replace(simple(2), **parts))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    found = load_latest(tmp_path)
+    assert found is not None
+    assert found[0].step == 1
 
 
 def test_if_none_is_whole_the_trainer_does_not_start_anew(tmp_path):

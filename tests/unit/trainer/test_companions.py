@@ -75,6 +75,33 @@ def test_the_average_follows_the_weights(model):
     assert not any(parameter.requires_grad for parameter in average.model.parameters())
 
 
+def test_the_average_moves_by_less_than_the_models_precision(model):
+    """A weight of 1 that grows by one unit in the last place of bfloat16: a hundredth of that is none in bfloat16."""
+    model = model.bfloat16()
+    with torch.no_grad():
+        model.lm_head.weight.fill_(1.0)
+    average, resumed = Ewma(model, decay=0.99), Ewma(model, decay=0.99)
+    with torch.no_grad():
+        model.lm_head.weight.fill_(1.0 + 2.0**-7)
+    for _ in range(50):
+        average.update(model)
+    exact = average.state_dict()
+    assert exact["lm_head.weight"].dtype == torch.float32
+    assert torch.allclose(exact["lm_head.weight"], torch.tensor(1.0 + 2.0**-7 * (1.0 - 0.99**50)), atol=1e-6)
+    assert average.model.lm_head.weight.dtype == torch.bfloat16
+    resumed.load_state_dict(copy.deepcopy(exact))
+    for _ in range(50):
+        average.update(model)
+        resumed.update(model)
+    assert float(average.model.lm_head.weight[0, 0]) == 1.0 + 2.0**-7, "63 % of a unit round to one"
+    for name, tensor in average.state_dict().items():
+        assert torch.equal(tensor, resumed.state_dict()[name]), name
+    with pytest.raises(ValueError, match="names differ"):
+        resumed.load_state_dict({})
+    resumed.begin(model)
+    assert torch.equal(resumed.model.lm_head.weight, model.lm_head.weight)
+
+
 def test_draws_come_from_the_policy_and_their_log_probs_are_its_own(model, batch):
     ids, logprobs = choose_tokens(model, batch, 1.3, 5, torch.Generator().manual_seed(0), chunk=4)
     again, _ = choose_tokens(model, batch, 1.3, 5, torch.Generator().manual_seed(0), chunk=4)

@@ -48,6 +48,7 @@ def test_paths_are_relative_to_the_run_file(tmp_path: Path) -> None:
         ('old_logprobs = "worker"', "trainer.old_logprobs"),
         ('old_logprobs = "ewma"', "ewma_decay"),
         ('optimizer = "muon"\nlora_rank = 4', "adapters"),
+        ('advantage = "critic"\nmodifiers = [{ name = "vcpo", baseline = true }]', "two baselines"),
         ("updates_per_batch = 0", "trainer.updates_per_batch"),
         ("token_budget = 1", "trainer.token_budget"),
     ],
@@ -58,6 +59,11 @@ def test_a_mistake_names_file_and_field(tmp_path: Path, line: str, message: str)
         load_trainer_run(path)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_critic_goes_with_vcpos_rate(tmp_path: Path) -> None:
+    run = load_trainer_run(write(tmp_path, GOOD + '[trainer]\nadvantage = "critic"\nmodifiers = [{ name = "vcpo" }]\n'))
+    assert run.trainer.modifiers == ({"name": "vcpo"},)
 
 
 @pytest.mark.parametrize(

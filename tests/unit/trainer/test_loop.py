@@ -226,10 +226,24 @@ async def test_after_a_rollback_old_weights_are_published_under_a_new_number(ben
     assert all(torch.equal(saved[name], tensor) for name, tensor in chosen.weights.items())
 
 
+async def test_after_a_rollback_between_versions_the_weights_are_announced(bench: Bench, origin: list[int]) -> None:
+    settings = {"publish_every": 2, "keep_checkpoints": 9}
+    await bench.trainer(versions=2, **settings).run()
+    root = bench.folder / "checkpoints"
+    (root / "checkpoint-00000004").rename(root / "lost")  # what is left for version 2 is a step on the way to it
+    bench.coordinator.kept = 2
+    go_back(root, newest_up_to(root, 2), version=3, batch=4, keep=9)
+    await bench.trainer(versions=4, **settings).run()
+    assert origin == [0, 1, 2, 3, 4]
+    assert bench.coordinator.steps[4] == (3, 4), "the first step after it is made by the version that was announced"
+
+
 async def test_several_steps_make_a_version(bench: Bench, origin: list[int]) -> None:
     await bench.trainer(versions=2, publish_every=3).run()
     assert origin == [0, 1, 2]
     assert bench.coordinator.reports.keys() == set(range(6))
+    fresh = [batch for batch in range(6) if bench.coordinator.reports[batch]["approx_kl_fresh"] > 0.0]
+    assert fresh == [0], "all data is of version 0, and after the first step the weights are not"
     assert [bench.coordinator.steps[batch] for batch in range(6)] == [(0, 1), (0, 2), (0, 3), (1, 4), (1, 5), (1, 6)]
 
 
@@ -259,6 +273,15 @@ async def test_stopping_ends_with_a_checkpoint(bench: Bench) -> None:
     await bench.trainer(versions=10, checkpoint_every=5).run()
     assert bench.coordinator.acknowledged == 0
     assert len(bench.coordinator.versions) == 2
+
+
+async def test_a_resumed_trainer_that_stops_at_once_writes_nothing(bench: Bench) -> None:
+    await bench.trainer(versions=1).run()
+    folder = bench.folder / "checkpoints" / "checkpoint-00000001"
+    before = folder.stat().st_ino
+    bench.stop.set()
+    await bench.trainer(versions=9).run()
+    assert folder.stat().st_ino == before, "the same folder, not one like it"
 
 
 async def test_gradients_that_stay_broken_end_the_run(bench: Bench, tmp_path: Path) -> None:

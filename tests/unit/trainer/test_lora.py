@@ -9,16 +9,16 @@ from protocol.errors import UserError
 from tests.unit.trainer.test_batching import completions, tiny_model
 from trainer.batching import pack
 from trainer.crew import published_weights
-from trainer.logprobs import completion_logprobs
+from trainer.logprobs import score
 from trainer.lora import adapt
 
 
 def test_version_0_is_the_initial_policy_and_few_parameters_train():
     model = tiny_model()
     batch = pack(completions(), token_budget=10_000)[0]
-    before, names = completion_logprobs(model, batch, 1.0)[0].detach(), set(model.state_dict())
+    before, names = score(model, batch, 1.0).logprob_BT.detach(), set(model.state_dict())
     count = adapt(model, rank=4, alpha=8.0)
-    after, _ = completion_logprobs(model, batch, 1.0)
+    after = score(model, batch, 1.0).logprob_BT
     assert torch.equal(before, after.detach())
     assert count < sum(parameter.numel() for parameter in model.parameters()) / 2
     assert {name for name in model.state_dict() if "lora" not in name} == names
@@ -32,16 +32,16 @@ def test_what_is_published_computes_what_was_trained():
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=5.0)
     for _ in range(3):
         optimizer.zero_grad()
-        completion_logprobs(model, batch, 1.0)[0].sum().backward()
+        score(model, batch, 1.0).logprob_BT.sum().backward()
         optimizer.step()
     assert all(torch.equal(model.state_dict()[name], value) for name, value in frozen.items())
     weights = published_weights(model)
     assert set(weights) == set(plain.state_dict())
     plain.load_state_dict({name: value.float() for name, value in weights.items()})
-    expected = completion_logprobs(model, batch, 1.0)[0]
-    start = completion_logprobs(tiny_model(), batch, 1.0)[0]
+    expected = score(model, batch, 1.0).logprob_BT
+    start = score(tiny_model(), batch, 1.0).logprob_BT
     assert float((expected - start).detach().abs().max()) > 0.05
-    assert torch.allclose(completion_logprobs(plain, batch, 1.0)[0], expected, atol=0.03)  # bf16
+    assert torch.allclose(score(plain, batch, 1.0).logprob_BT, expected, atol=0.03)  # bf16
 
 
 def test_a_rank_that_exceeds_a_matrix_is_refused():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 from protocol.errors import OurFault, UserError
-from trainer.losses import LOSSES, LossInputs, Need, clamp_behaviour, make_loss, make_objective
+from trainer.losses import LOSSES, Alternatives, LossInputs, Need, clamp_behaviour, make_loss, make_objective
 from trainer.losses.pg_is import PgIs
 
 
@@ -110,6 +110,9 @@ def test_what_was_not_supplied_is_our_fault():
         inputs.need(Need.TEACHER)
     with pytest.raises(OurFault, match="other tokens"):
         inputs.alternatives()
+    others = replace(inputs, teacher_BT=zero, others=Alternatives(zero[..., None], zero[..., None]))
+    with pytest.raises(OurFault, match="teacher's log-probs of other tokens"):
+        make_loss("opd", actions="drawn", count=1)(others)
     assert Hungry().needs() == {Need.TEACHER}
 
 

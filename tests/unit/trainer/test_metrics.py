@@ -22,7 +22,8 @@ def columns(new, old, **changes):
         "kept": torch.ones(new.shape, dtype=torch.bool),
         "entropy": torch.zeros_like(new),
     }
-    return given | {name: torch.tensor(value) for name, value in changes.items()}
+    given |= {name: torch.tensor(value) for name, value in changes.items()}
+    return {"fresh": given["staleness"] == 0, **given}
 
 
 def test_values_by_hand():

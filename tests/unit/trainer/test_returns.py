@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.returns import gae, length_lambda, vtrace
+from trainer.returns import gae, length_lambda
 
 
 def test_gae_by_hand():
@@ -22,14 +22,3 @@ def test_what_was_cut_off_is_bootstrapped_from_its_last_value():
 def test_lambda_looks_further_in_longer_completions():
     assert [length_lambda(length) for length in (1, 2, 100)] == pytest.approx([1 / 3, 2 / 3, 1 - 1 / 150])
     assert length_lambda(0) == pytest.approx(1 / 3)
-
-
-def test_vtrace_on_policy_is_the_return_and_off_policy_is_between():
-    targets, advantages = vtrace(1.0, [0.5, 0.25], [1.0, 1.0])
-    assert targets == pytest.approx([1.0, 1.0])
-    assert advantages == pytest.approx([0.5, 0.75])
-    # ρ = 2 (cut to 1) and ½: δ = −¼, ½·¾; v_1 = ¼ + 3/8, v_0 = ½ − ¼ + 3/8.
-    targets, advantages = vtrace(1.0, [0.5, 0.25], [2.0, 0.5])
-    assert targets == pytest.approx([0.625, 0.625])
-    assert advantages == pytest.approx([0.125, 0.75])
-    assert vtrace(1.0, [0.5], [0.0])[0] == [0.5], "a token that the policy never takes teaches nothing"

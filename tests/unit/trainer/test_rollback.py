@@ -15,9 +15,10 @@ from trainer.checkpoint import Checkpoint, checkpoints, load_latest, random_stat
 from trainer.rollback import go_back, newest_up_to
 
 
-def save(root: Path, step: int, version: int) -> None:
+def save(root: Path, step: int, version: int, unpublished: int = 0) -> None:
     weights = {"w": torch.full((2,), float(version))}
-    save_checkpoint(root, Checkpoint(step, version, weights, {"steps": step}, random_state()), keep=9)
+    extra = {"unpublished": unpublished}
+    save_checkpoint(root, Checkpoint(step, version, weights, {"steps": step}, random_state(), extra), keep=9)
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def root(tmp_path: Path) -> Path:
 def test_the_newest_checkpoint_up_to_the_version_is_taken(root: Path) -> None:
     assert newest_up_to(root, 5).policy_version == 4
     assert newest_up_to(root, 4).policy_version == 4
-    with pytest.raises(UserError, match="there: 6, 4, 2"):
+    with pytest.raises(UserError, match="there: up to 6, 4, 2"):
         newest_up_to(root, 1)
 
 
@@ -47,6 +48,20 @@ def test_the_run_goes_on_with_old_weights_under_new_numbers(root: Path) -> None:
         assert checkpoint.weights["w"].tolist() == [4.0, 4.0]
         assert checkpoint.optimizer == {"steps": 4}
         assert [folder.name for folder in checkpoints(root)] == ["checkpoint-00000006", "checkpoint-00000004"]
+
+
+@pytest.mark.parametrize(("version", "step"), [(1, 3), (2, 5), (3, 6)])
+def test_steps_after_a_version_are_the_next_ones(tmp_path: Path, version: int, step: int) -> None:
+    """Two steps make a version, and each is saved: 3 = version 1, 4 = version 1 and a step, 5 = version 2, 6 = and a step."""
+    for saved, of, more in [(3, 1, 0), (4, 1, 1), (5, 2, 0), (6, 2, 1), (7, 3, 1)]:
+        save(tmp_path, saved, of, more)
+    chosen = newest_up_to(tmp_path, version)
+    assert chosen.step == step
+    go_back(tmp_path, chosen, version=9, batch=8, keep=9)
+    kept = [int(folder.name.removeprefix("checkpoint-")) for folder in checkpoints(tmp_path)]
+    assert kept == [8, *range(chosen.step, 2, -1)], "what was made after it is gone"
+    going_on, _ = load_latest(tmp_path)
+    assert going_on.extra["unpublished"] == 0, "these weights are to be published as they are"
 
 
 class Client:

@@ -191,6 +191,67 @@ def test_several_updates_count_apart_from_versions(tmp_path: Path) -> None:
     assert stepper._optimizer.counters.steps == 2
 
 
+@pytest.mark.parametrize(
+    ("loss", "rest", "passes"),
+    [
+        ("decoupled_ppo", {}, 4),
+        ("decoupled_ppo", {"updates_per_batch": 1}, 1),
+        ("a3po", {}, 2),
+        ("ipo", {}, 2),
+        ("ipo", {"params": {"against": "prox"}}, 4),
+        ("ipo", {"old_logprobs": "snapshot"}, 4),
+        ("ipo", {"modifiers": [{"name": "vcpo", "baseline": True}]}, 4),
+    ],
+)
+def test_the_step_start_policy_is_asked_only_where_it_counts(
+    tmp_path: Path, loss: str, rest: dict, passes: int
+) -> None:
+    stepper = made(tmp_path / "model", loss, **{"updates_per_batch": 2, **rest})
+    made_passes = []
+    stepper._model.base_model.register_forward_pre_hook(lambda *_: made_passes.append(1))
+    stepper.step(GROUPS, trainer_version=4)
+    assert len(made_passes) == passes
+
+
+def test_rollouts_without_trusted_log_probs_are_compared_with_the_step_start_policy(tmp_path: Path) -> None:
+    stepper = made(tmp_path / "model", "ipo", updates_per_batch=2)
+    made_passes = []
+    stepper._model.base_model.register_forward_pre_hook(lambda *_: made_passes.append(1))
+    unaudited = replace(GROUPS[0], rollouts=tuple(replace(item, audited=False) for item in GROUPS[0].rollouts))
+    stepper.step([unaudited, *GROUPS[1:]], trainer_version=4)
+    assert len(made_passes) == 4
+
+
+def own_group(stepper: Stepper) -> RolloutGroup:
+    """Two completions with the very log-probs that the stepper's weights give."""
+    rollouts = tuple(
+        verified(f"a-{i}", (token,), reward=1.0 - i, logprob=logprob(stepper, token))
+        for i, token in enumerate((70, 71))
+    )
+    return RolloutGroup("a", "sums/0", "sums", PROMPT, 2, rollouts)
+
+
+def test_fresh_are_only_tokens_of_the_very_weights_that_are_trained(tmp_path: Path) -> None:
+    """The policy's own movement since the version is no disagreement of numerics, and must not be told as one."""
+    stepper = made(tmp_path / "model", "ipo")
+    before = own_group(stepper)
+    first = stepper.step([before], trainer_version=3).metrics
+    second = stepper.step([before], trainer_version=3, unpublished=1).metrics
+    assert first["approx_kl_fresh"] == pytest.approx(0.0, abs=1e-9)
+    assert first["approx_kl_stale"] == 0.0
+    assert second["approx_kl_stale"] > 1e-6, "it did move"
+    assert second["approx_kl_fresh"] == second["loss_kl_fresh"] == 0.0
+
+
+def test_a_later_update_of_a_batch_has_no_fresh_tokens(tmp_path: Path) -> None:
+    stepper = made(tmp_path / "model", "ipo", updates_per_batch=2)
+    same = own_group(stepper)
+    metrics = stepper.step([same, replace(same, group_id="b")], trainer_version=3).metrics
+    assert metrics["tokens"] == 4.0
+    assert metrics["approx_kl_fresh"] == pytest.approx(0.0, abs=1e-9)
+    assert metrics["approx_kl_stale"] > 1e-6
+
+
 def test_a_snapshot_hides_the_age_that_trusted_values_show(tmp_path: Path) -> None:
     """The same rollouts: against the step-start policy the loss sees no movement; the metrics see it all the same."""
     trusted = made(tmp_path / "one", "ipo").step(GROUPS, trainer_version=4).metrics

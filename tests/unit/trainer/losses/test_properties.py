@@ -39,6 +39,7 @@ def filled(new_BT, behaviour_BT, advantage_BT, mask_BT, staleness_BT=None) -> Lo
         advantage_BT,
         mask_BT,
         torch.zeros(new_BT.shape, dtype=torch.long) if staleness_BT is None else staleness_BT,
+        prox_BT=new_BT.detach(),
         ewma_BT=new_BT.detach(),
         reference_BT=behaviour_BT,
         teacher_BT=behaviour_BT,

@@ -45,6 +45,8 @@ TABLE = [
     ("icepop", {}, OLD, -1.25 - 3.6 + 0.5, [1, 1, 1]),
     ("icepop", {"high": 1.9}, OLD, -3.6 + 0.5, [0, 1, 1]),
     ("icepop", {"variant": "whole", "low": 0.6}, {}, -1.25 - 3.6, [1, 1, 0]),
+    ("icepop", {"variant": "whole", "low": 0.6}, OLD, -1.25 - 3.6, [1, 1, 0]),  # ρ is against the behaviour
+    ("icepop", {"variant": "whole", "against": "prox"}, PROX, -1.0 - 3.0 + 1.0, [1, 1, 1]),
     ("cispo", {}, {}, -1.25 * LOG_NEW[0] - 3.6 * LOG_NEW[1] + 0.5 * LOG_NEW[2], [1, 1, 1]),
     (
         "cispo",
@@ -66,7 +68,7 @@ TABLE = [
     ("decoupled_ppo", {}, PROX, -1.25 - 1.2 * 2.56 + 0.5, [1, 0, 1]),
     ("decoupled_ppo", {"cap": 1.22}, PROX, -1.2 * 2.56 + 0.5, [0, 0, 1]),
     ("decoupled_ppo", {"cap": 1.22, "beyond": "truncate"}, PROX, -1.22 - 1.2 * 2.56 + 0.5, [1, 0, 1]),
-    ("decoupled_ppo", {}, {}, -1.25 - 3.6 + 0.5, [1, 1, 1]),  # one update: u = 1
+    ("decoupled_ppo", {}, {"prox": NEW}, -1.25 - 3.6 + 0.5, [1, 1, 1]),  # one update: u = 1
     # α = 1, 1/2, 1/4: weights 1, √1.8, 0.5^¾; u = 1.25, √1.8 (clipped to 1.28), 0.5^¼.
     ("a3po", {}, {"staleness": [0, 2, 4]}, -1.25 - 2.56 * math.sqrt(1.8) + 0.5, [1, 0, 1]),
     ("ppo_ewma", {}, {"ewma": PROX["prox"]}, -1.25 - 1.2 * 2.56 + 0.5, [1, 0, 1]),

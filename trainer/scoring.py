@@ -47,8 +47,8 @@ def interval(values: Sequence[float], seed: int = 0, resamples: int = 10_000) ->
     return Difference(float(sample.mean()), float(low), float(high))
 
 
-def average_at_k(scores: Sequence[Sequence[float]]) -> float:
-    """Mean score over all samples of all tasks, each task weighing the same."""
+def average_at_n(scores: Sequence[Sequence[float]]) -> float:
+    """avg@n: mean score over all n samples of all tasks, each task weighing the same."""
     return statistics.fmean(statistics.fmean(samples) for samples in scores)
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import trainer.evaluating as module
+import trainer.periodic_evaluation as module
 from tests.tiny_model import EOS_TOKEN_ID, build_tiny_model
-from trainer.evaluating import EvaluationPlan, PeriodicEvaluation, numbers_of
+from trainer.periodic_evaluation import EvaluationPlan, PeriodicEvaluation, numbers_of
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ async def test_a_version_is_evaluated_by_a_process_of_its_own(plan: EvaluationPl
     evaluation = PeriodicEvaluation(plan)
     assert [version for version in range(1, 11) if evaluation.due(version)] == [5, 10]
     await evaluation.begin(weights(plan), 5)
-    await evaluation.finish()
+    await evaluation.finish(asyncio.Event())
     numbers = evaluation.collect()
     assert numbers["eval/version"] == 5.0
     assert 0.0 <= numbers["eval/sums/avg@1/low"] <= numbers["eval/sums/avg@1"] <= 1.0
@@ -61,6 +61,34 @@ async def test_one_at_a_time_and_closing_stops_it(plan: EvaluationPlan, monkeypa
     assert evaluation.due(10)
 
 
+async def test_at_the_end_it_is_waited_for_until_told_to_stop(
+    plan: EvaluationPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def endless(command: list[str]) -> tuple[int, str]:
+        return await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(module, "_run", endless)
+    evaluation, stop = PeriodicEvaluation(plan), asyncio.Event()
+    await evaluation.finish(stop)  # nothing runs
+    await evaluation.begin(weights(plan), 5)
+    waiting = asyncio.create_task(evaluation.finish(stop))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    stop.set()
+    await waiting
+    assert evaluation.collect() == {}
+    await evaluation.close()
+
+
+async def test_a_disk_that_refuses_ends_no_training(plan: EvaluationPlan, caplog: pytest.LogCaptureFixture) -> None:
+    plan.out.write_text("a file where the folder should be")
+    evaluation = PeriodicEvaluation(plan)
+    await evaluation.begin(weights(plan), 5)
+    await evaluation.finish(asyncio.Event())
+    assert "version 5 is not evaluated" in caplog.text
+    assert "free space or fix permissions" in caplog.text
+
+
 async def test_one_that_fails_is_said_and_changes_nothing(
     plan: EvaluationPlan, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -70,7 +98,7 @@ async def test_one_that_fails_is_said_and_changes_nothing(
     monkeypatch.setattr(module, "_run", fails)
     evaluation = PeriodicEvaluation(plan)
     await evaluation.begin(weights(plan), 5)
-    await evaluation.finish()
+    await evaluation.finish(asyncio.Event())
     assert evaluation.collect() == {}
     assert "no memory" in caplog.text
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from trainer.evaluate import average_at_k, generate_completions, paired_difference, pass_at_k
+from trainer.scoring import average_at_n, generate_completions, paired_difference, pass_at_k
 
 PROMPTS = [[3, 4, 5], [7], [9, 2, 4, 4, 1], [8, 8]]
 
@@ -64,7 +64,7 @@ def test_the_model_is_left_in_the_mode_it_was_in(model):
 def test_pass_at_k_by_hand():
     """2 of 4 right: pass@1 = 1/2, pass@2 = 1 − C(2,2)/C(4,2) = 5/6."""
     scores = [[1.0, 0.0, 1.0, 0.0]]
-    assert average_at_k(scores) == 0.5
+    assert average_at_n(scores) == 0.5
     assert pass_at_k(scores, 1) == pytest.approx(0.5)
     assert pass_at_k(scores, 2) == pytest.approx(5 / 6)
     assert pass_at_k([*scores, [0.0] * 4], 4) == pytest.approx(0.5)

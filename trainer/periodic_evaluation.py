@@ -3,7 +3,8 @@
     version ─ a folder of its own ─▶ `trainer evaluate` ─▶ evaluations/version-<v>.json, and `eval/…` in the next step's report
 
 One evaluation runs at a time; a version that comes while one runs is not evaluated, and that is logged. One that fails is
-logged and changes nothing else: training never waits for it.
+logged and changes nothing else: training never waits for it. Only at the run's end is the one under way waited for
+(`finish`), until it has ended or a person interrupts.
 """
 
 from __future__ import annotations
@@ -55,10 +56,16 @@ class PeriodicEvaluation:
         return True
 
     async def begin(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """Evaluate these weights; returns as soon as they are written."""
+        """Evaluate these weights; returns as soon as they are written. If they can't be, that is logged."""
         folder = self._plan.out / f".version-{version}"
         shutil.rmtree(folder, ignore_errors=True)
-        await asyncio.to_thread(write_version, weights, self._plan.model, folder)
+        try:
+            await asyncio.to_thread(write_version, weights, self._plan.model, folder)
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            why = f"cannot write {folder}: {error}; free space or fix permissions"
+            log.warning("version %d is not evaluated: %s", version, why, extra={"action": "evaluation"})
+            return
         self._running = asyncio.create_task(self._evaluate(folder, version), name=f"evaluate {version}")
 
     def collect(self) -> dict[str, float]:
@@ -66,10 +73,13 @@ class PeriodicEvaluation:
         found, self._found = self._found, {}
         return found
 
-    async def finish(self) -> None:
-        """Wait for the one that runs, if any."""
-        if self._running is not None:
-            await self._running
+    async def finish(self, stop: asyncio.Event) -> None:
+        """Wait for the one that runs, if any, and no longer than until `stop` is set."""
+        if self._running is None:
+            return
+        told = asyncio.create_task(stop.wait())
+        await asyncio.wait({self._running, told}, return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
 
     async def close(self) -> None:
         """Stop the one that runs, if any; its progress is kept."""
@@ -85,6 +95,8 @@ class PeriodicEvaluation:
                 log.warning("version %d could not be evaluated: %s", version, said, extra={"action": "evaluation"})
                 return
             self._found = numbers_of(json.loads(out.read_text())) | {"eval/version": float(version)}
+        except OSError as error:
+            log.warning("version %d could not be evaluated: %s", version, error, extra={"action": "evaluation"})
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
