@@ -8,12 +8,15 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -161,3 +164,64 @@ def test_every_dependency_of_an_image_is_pinned_by_hash() -> None:
         hashes = re.findall(r"^ +--hash=sha256:[0-9a-f]{64}", path.read_text(), re.MULTILINE)
         assert pins and len(hashes) >= len(pins), path.name
         assert ("torch==2.13.0" in path.read_text()) == (path.stem != "relay"), path.name
+
+
+def required(*extras: str) -> set[str]:
+    """Names that pyproject.toml asks for with these extras, those within extras too."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names: set[str] = set()
+    for line in (
+        *project["dependencies"],
+        *(each for extra in extras for each in project["optional-dependencies"][extra]),
+    ):
+        requirement = Requirement(line)
+        if requirement.name == "rollswarm":
+            names |= required(*requirement.extras)
+        else:
+            names.add(canonicalize_name(requirement.name))
+    return names
+
+
+@pytest.mark.parametrize(
+    ("image", "extras"),
+    [
+        ("relay", ()),
+        ("coordinator", ("coordinator",)),
+        ("trainer", ("trainer",)),
+        ("worker", ("worker",)),
+        ("calibrate", ("worker", "coordinator")),
+    ],
+)
+def test_an_image_installs_all_that_its_role_asks_for(image: str, extras: tuple[str, ...]) -> None:
+    """Images install the pins and nothing else."""
+    pins = (DEPLOY / "requirements" / f"{image}.txt").read_text()
+    assert required(*extras) <= set(re.findall(r"^([a-z0-9][a-z0-9.-]*)(?:\[[^]]*\])?==", pins, re.MULTILINE))
+
+
+@pytest.mark.parametrize("module", ["math_verify", "pyarrow", "reasoning_gym"])
+def test_the_trainer_has_what_scores_the_environments(module: str) -> None:
+    """It evaluates in its own process: `evaluate_every`, `trainer evaluate`."""
+    assert module.replace("_", "-") in required("trainer")
+
+
+def ancestry(stage: str) -> str:
+    """What the Dockerfile says of a stage and of all that it is built on."""
+    stages = re.findall(
+        r"^FROM (\S+) AS (\S+)\n(.*?)(?=^FROM |\Z)", (ROOT / "Dockerfile").read_text(), re.MULTILINE | re.DOTALL
+    )
+    found = {name: (base, body) for base, name, body in stages}
+    if stage not in found:
+        return ""
+    base, body = found[stage]
+    return ancestry(base) + body
+
+
+@pytest.mark.parametrize("image", ["coordinator", "trainer", "calibrate"])
+def test_what_has_no_wheel_is_compiled_where_a_compiler_is(image: str) -> None:
+    assert "pycosat==" in (DEPLOY / "requirements" / f"{image}.txt").read_text()  # published as source alone
+    assert "gcc" in ancestry(f"installed-{image}")
+
+
+@pytest.mark.parametrize("image", ["worker", "calibrate"])
+def test_an_image_with_vllm_can_compile_kernels_as_it_runs(image: str) -> None:
+    assert "gcc" in ancestry(image)
