@@ -35,6 +35,7 @@ def settings(device: str) -> dict[str, dict[str, str]]:
             "origin": "http://origin:8600",
             "origin_data": "/weights",
             "checkpoints": "/checkpoints",
+            "evaluations": "/checkpoints/evaluations",  # a folder that the trainer may write
             "tensorboard": "/checkpoints/tensorboard",
             "device": device,
         },
