@@ -15,6 +15,7 @@ COPY worker worker
 COPY shardcast shardcast
 COPY trainer trainer
 COPY environments environments
+COPY recipes recipes
 ARG BUILD=unknown
 RUN echo "$BUILD" > protocol/BUILD && pip wheel --no-deps --wheel-dir /wheels .
 

@@ -225,3 +225,11 @@ def test_what_has_no_wheel_is_compiled_where_a_compiler_is(image: str) -> None:
 @pytest.mark.parametrize("image", ["worker", "calibrate"])
 def test_an_image_with_vllm_can_compile_kernels_as_it_runs(image: str) -> None:
     assert "gcc" in ancestry(image)
+
+
+def test_an_image_has_every_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    dockerfile, admitted = (ROOT / "Dockerfile").read_text(), (ROOT / ".dockerignore").read_text().splitlines()
+    for pattern in project["tool"]["setuptools"]["packages"]["find"]["include"]:
+        name = pattern.removesuffix("*")
+        assert f"COPY {name} {name}\n" in dockerfile and f"!{name}" in admitted, name

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import stat
 import tomllib
 from pathlib import Path
 
 import yaml
 
-from deploy.setup import environment, settings, unreadable, with_settings, write_secrets
+from deploy.setup import environment, init_command, settings, unreadable, with_settings, write_secrets
 from trainer.config import TrainerConfig
 
 ROOT = Path(__file__).parents[3]
@@ -54,6 +55,13 @@ def test_what_the_trainer_writes_is_in_its_volumes() -> None:
     written = {**TrainerConfig().model_dump(), **tomllib.loads(text)["trainer"]}
     for name in ("origin_data", "checkpoints", "evaluations", "tensorboard"):
         assert str(written[name]).startswith(volumes), name
+
+
+def test_a_recipe_is_passed_on_to_init(tmp_path: Path) -> None:
+    options = argparse.Namespace(
+        coordinator="coordinator", model=tmp_path, name="run", host="h", relay=None, recipe="sao"
+    )
+    assert init_command(options, tmp_path)[-2:] == ["--recipe", "sao"]
 
 
 def test_passwords_are_made_once_and_nobody_else_enters_their_folder(tmp_path: Path) -> None:
