@@ -27,7 +27,7 @@ from protocol import toploc
 from protocol.declaration import BF16
 from protocol.errors import OurFault, UserError
 from protocol.rollout import StopReason, VersionSpan
-from worker.engine import Generation, GenerationRequest, Progress, SwapReport, Weights
+from worker.engine import Generation, GenerationRequest, Progress, SwapFailed, SwapReport, Weights
 from worker.vllm_engine.engine_log import EngineLog
 from worker.vllm_engine.extension import TERMS_KEY
 from worker.vllm_engine.reload import require_loadable, require_replaceable
@@ -151,7 +151,7 @@ class VllmEngine:
             await self._release(stream, request.request_id, collected)
 
     async def swap(self, weights: Weights) -> SwapReport:
-        """See worker.engine.Engine. Raises OurFault if it fails; the message says which weights the engine now has."""
+        """See worker.engine.Engine."""
         # Shielded: cancelled between reload and relabel, new weights would generate under the old version's name.
         self._swap = asyncio.create_task(self._swap_now(weights))
         return await asyncio.shield(self._swap)
@@ -160,8 +160,11 @@ class VllmEngine:
         async with self._swapping:
             engine, current = self._running(), self._loaded
             assert current is not None
-            new = await asyncio.to_thread(require_loadable, weights.path)
-            require_replaceable(await asyncio.to_thread(require_loadable, current.path), new)
+            held = await asyncio.to_thread(require_loadable, current.path)
+            try:
+                require_replaceable(held, await asyncio.to_thread(require_loadable, weights.path))
+            except OurFault as error:
+                raise SwapFailed(str(error)) from error
             started = time.monotonic()
             await self._call(engine.pause_generation(mode="keep", clear_cache=True), "pausing failed")
             in_flight = [active for active in self._active.values() if active.tokens]
@@ -310,7 +313,7 @@ class VllmEngine:
             )
             await self.close()
             raise OurFault(self._failure) from error
-        raise OurFault(f"{fault}; the engine goes on with version {current.version}") from cause
+        raise SwapFailed(f"{fault}; the engine goes on with version {current.version}") from cause
 
     async def _reload(self, weights: Weights) -> None:
         await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(weights.path)})
