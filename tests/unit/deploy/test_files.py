@@ -84,6 +84,40 @@ def test_a_service_is_guarded_and_bounded(name: str, service: dict[str, Any]) ->
     assert ":latest" not in service["image"] and ":" in service["image"]
 
 
+def worker_entrypoint() -> list[str]:
+    service = yaml.safe_load((DEPLOY / "worker/docker-compose.yml").read_text())["services"]["worker"]
+    assert service["restart"] == "on-failure"
+    return [part.replace("$$", "$") for part in service["entrypoint"]]
+
+
+def fake_worker(folder: Path, script: str) -> dict[str, str]:
+    """The environment in which `worker` is this script."""
+    (folder / "worker").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "worker").chmod(0o755)
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize(("status", "told"), [(0, 0), (1, 1), (2, 0), (137, 137)])
+def test_a_banned_worker_is_not_started_again(tmp_path: Path, status: int, told: int) -> None:
+    environment = fake_worker(tmp_path, f'echo "$1|$2"; exit {status}')
+    command = [*worker_entrypoint(), "join", "two words"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (told, "join|two words\n")
+
+
+def test_a_worker_that_is_stopped_finishes_first(tmp_path: Path) -> None:
+    environment = fake_worker(
+        tmp_path, f"trap 'sleep 0.3; touch {tmp_path}/finished; exit 0' TERM; echo begun; while :; do sleep 0.1; done"
+    )
+    process = subprocess.Popen(worker_entrypoint(), env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout as said:
+        assert said.readline() == "begun\n"
+        process.terminate()
+        process.wait(timeout=60)
+        assert (tmp_path / "finished").exists()
+
+
 def test_only_the_services_that_need_a_secret_have_it() -> None:
     file = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())
     holders = {
