@@ -90,3 +90,17 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Stop the engine and free its memory. Safe to call twice."""
         ...
+
+
+def outside_a_run(folder: Path) -> Weights:
+    """A policy folder that is no version of a run: nothing generated with it is handed in."""
+    return Weights(0, "sha256:" + "0" * 64, folder)
+
+
+async def generation_of(engine: Engine, request: GenerationRequest) -> Generation:
+    """What a request ends with, its progress passed over."""
+    last: Progress | Generation | None = None
+    async for event in engine.generate(request):
+        last = event
+    assert isinstance(last, Generation), "an engine ends with a Generation"
+    return last

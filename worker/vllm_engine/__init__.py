@@ -2,6 +2,7 @@
 
 engine.py         VllmEngine: the contract of worker/engine.py on vLLM's AsyncLLM       (in the worker's process)
 reload.py         which checkpoints may be loaded in place of another                   (in the worker's process)
+installed.py      whether vLLM is here at all, without importing it                     (in the worker's process)
 engine_log.py     the engine's own words, for errors                                    (in the worker's process)
 extension.py      CaptureExtension: what the engine asks of vLLM's worker by RPC        (in vLLM's process)
 capture_store.py  hidden states and log-probs per request, paged                        (in vLLM's process)
