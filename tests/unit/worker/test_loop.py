@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import worker.loop as loop_module
 import worker.weights as weights_module
 from coordinator.client import LeasedSample
 from protocol.errors import BadSignature, OurFault, UserError, WorkerFault
@@ -21,6 +20,7 @@ from protocol.signing import ROLLOUT, SignedEnvelope, open_envelope
 from protocol.wire import rollout_from_payload, rollout_id
 from protos.rollswarm.v1 import worker_pb2
 from tests.factories import EOS, MAX_TOKENS, RUN_ID, make_identity, make_proofs, make_spans, make_terms, version_digest
+from worker import handing_in, standing
 from worker.console import one_line
 from worker.engine import Generation, GenerationRequest, Progress, SwapFailed, SwapReport, Weights
 from worker.loop import Worker
@@ -222,8 +222,8 @@ class Bench:
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module, "_STANDING_EVERY_S", 0.01)
-    monkeypatch.setattr(loop_module, "_DRAIN_PATIENCE_S", 0.2)
+    monkeypatch.setattr(standing, "_EVERY_S", 0.01)
+    monkeypatch.setattr(handing_in, "_DRAIN_PATIENCE_S", 0.2)
 
 
 async def test_a_lease_becomes_a_signed_rollout_with_a_receipt(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ async def test_a_rejection_is_logged_once_with_what_was_measured(
         ),
     ]
     for _ in range(2):
-        await bench.worker._ask_standing()
+        await bench.worker._standing.ask()
     line = "aaaaaaaaaaaa  rejected (proof: other weights); measured: proof_mantissa_mean 7.25 (at most 3.6)"
     assert [record.getMessage() for record in caplog.records] == [line]
     assert bench.status.last_reason == "proof: other weights"
@@ -383,7 +383,7 @@ async def test_a_damaged_file_in_the_outbox_stops_nothing(tmp_path: Path) -> Non
 async def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from coordinator.client import Backoff
 
-    monkeypatch.setattr(loop_module, "Backoff", lambda *_: Backoff(0.001, 0.001))
+    monkeypatch.setattr(handing_in, "Backoff", lambda *_: Backoff(0.001, 0.001))
     bench = Bench(tmp_path, FakeClient([make_lease(0)]))
     put, failures = bench.outbox.put, [OSError(28, "No space left on device")]
 
@@ -528,7 +528,7 @@ async def test_stopping_before_there_are_weights_ends_at_once(tmp_path: Path) ->
 async def test_without_a_receipt_a_rollout_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: WorkerFault | OurFault
 ) -> None:
-    monkeypatch.setattr(loop_module, "_RESUBMIT_S", 0.01)
+    monkeypatch.setattr(handing_in, "_RESUBMIT_S", 0.01)
     bench = Bench(tmp_path, FakeClient([make_lease(0)]))
     bench.client.refuse = fault
     bench.engine.finish.set()
