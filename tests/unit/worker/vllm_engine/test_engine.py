@@ -108,13 +108,11 @@ async def test_nothing_is_paused_for_weights_that_cannot_be_loaded(
     assert vllm.calls == []
 
 
-def test_the_log_quotes_the_error_itself() -> None:
-    log = EngineLog("ERROR")
+def test_the_log_quotes_the_error_itself(tmp_path: Path) -> None:
+    log = EngineLog(tmp_path, "ERROR")
     assert log.last_error() == ""
     (log.config_path.parent / "errors.log").write_text(
         "EngineCore failed to start.\nTraceback (most recent call last):\n  File x\nValueError: no memory for the cache\n"
         "RuntimeError: Engine core initialization failed. See root cause above.\n"
     )
     assert log.last_error() == "ValueError: no memory for the cache"
-    log.remove()
-    assert not log.config_path.exists()
