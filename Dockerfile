@@ -15,6 +15,7 @@ COPY worker worker
 COPY shardcast shardcast
 COPY trainer trainer
 COPY environments environments
+COPY recipes recipes
 ARG BUILD=unknown
 RUN echo "$BUILD" > protocol/BUILD && pip wheel --no-deps --wheel-dir /wheels .
 
@@ -26,15 +27,20 @@ RUN /opt/rollswarm/bin/pip install --require-hashes --no-deps -r /requirements.t
 COPY --from=wheel /wheels /wheels
 RUN /opt/rollswarm/bin/pip install --no-deps /wheels/*.whl
 
-FROM installed-relay AS installed-coordinator
+# Some of what the environments need has no wheel (pycosat, a C extension): it is compiled here, and only here.
+FROM installed-relay AS compiling
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+
+FROM compiling AS installed-coordinator
 COPY deploy/requirements/coordinator.txt /requirements.txt
 RUN /opt/rollswarm/bin/pip install --require-hashes --no-deps -r /requirements.txt
 
-FROM installed-relay AS installed-trainer
+FROM compiling AS installed-trainer
 COPY deploy/requirements/trainer.txt /requirements.txt
 RUN /opt/rollswarm/bin/pip install --require-hashes --no-deps -r /requirements.txt
 
-FROM installed-relay AS installed-worker
+FROM compiling AS installed-worker
 COPY deploy/requirements/worker.txt /requirements.txt
 RUN /opt/rollswarm/bin/pip install --require-hashes --no-deps -r /requirements.txt
 
@@ -69,14 +75,19 @@ USER 10001:10001
 ENTRYPOINT ["trainer"]
 CMD ["run", "--config", "/data/run.toml"]
 
-FROM base AS worker
+# Triton, which vLLM computes with on a GPU, compiles its launchers when they are first called.
+FROM base AS base-with-compiler
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+
+FROM base-with-compiler AS worker
 COPY --from=installed-worker /opt/rollswarm /opt/rollswarm
 USER 10001:10001
 ENTRYPOINT ["worker"]
 CMD ["--help"]
 
 # The worker's engine and the coordinator's code: for `coordinator calibrate`, once per model.
-FROM base AS calibrate
+FROM base-with-compiler AS calibrate
 COPY --from=installed-calibrate /opt/rollswarm /opt/rollswarm
 USER 10001:10001
 ENTRYPOINT ["coordinator"]

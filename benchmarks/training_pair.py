@@ -63,7 +63,7 @@ def _train(model_folder: Path, target: Path, recipe: Recipe) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(model_folder)
     optimizer = Optimizer(model.parameters(), OptimizerSettings(lr=recipe.learning_rate))
     stepper = Stepper(model, make_loss("ipo"), optimizer, TrainerConfig(), temperature=1.0)
-    environment = Arithmetic(seed=recipe.seed, template=_TEMPLATE, max_tokens=recipe.max_tokens)
+    environment = Arithmetic(seed=recipe.seed, template=_TEMPLATE)
     applied = task = 0
     while applied < recipe.steps:
         groups = [_group(model, tokenizer, environment, task + i, applied, recipe) for i in range(recipe.groups)]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 from pathlib import Path
 
 from coordinator import certificates, trainer_token
 from coordinator.config import RunFile, load_run_file, model_shape
 from protocol import keyfile
 from protocol.errors import UserError
+from recipes import recipe_text
 
 _TEMPLATE = """\
 # A Rollswarm run. Relative paths are relative to this file. Fields are described in docs/run-file.md.
-
+{about}
 [run]
 name = {name}
 database = "sqlite+aiosqlite:///run.db"        # or postgresql+asyncpg://user:password@host/name
@@ -28,10 +30,7 @@ temperature = 1.0
 eos_token_ids = {eos}
 
 [scheduling]
-groups_per_batch = 8
-group_size = 16
-min_group = 8
-max_staleness = 2
+{scheduling}
 lease_term_s = 60.0
 group_deadline_s = 300.0
 newcomer_share = 0.5
@@ -54,11 +53,23 @@ thresholds_file = "calibration/thresholds.toml"  # `coordinator calibrate` write
 relays = {relays}
 
 [trainer]
-loss = "ipo"
-learning_rate = 1e-5
+{trainer}
 versions = 100
 """
 
+# What recipes are about is left to them: without one, these are the defaults.
+_NO_RECIPE = """\
+[scheduling]
+# groups_per_batch = 8
+# group_size = 16
+# min_group = 2
+# max_staleness = 2
+
+[trainer]
+# loss = "ipo"
+# advantage = "dr_grpo"
+# learning_rate = 1e-6
+"""
 
 _LOOPBACK = """\
 host = "127.0.0.1"            # this machine alone; `coordinator certificate` says what to write for others
@@ -87,19 +98,22 @@ def init_run(
     model: Path,
     relays: tuple[str, ...],
     hosts: tuple[str, ...] = (),
+    recipe: str | None = None,
     now: dt.datetime | None = None,
 ) -> Path:
     """Write run.toml, coordinator.key, trainer.key and trainer.token into `folder`; returns the run file's path.
 
     `hosts`: names or addresses by which workers reach this coordinator, the one that they are told first; then an
-    authority and a certificate are made as well. Without any it listens on loopback, in plaintext.
+    authority and a certificate are made as well. Without any it listens on loopback, in plaintext. `recipe`: the name of the
+    one whose fields are written out.
 
-    Raises UserError if a run file is there already, or the model folder can't be used.
+    Raises UserError if a run file is there already, the model folder can't be used, or there is no such recipe.
     """
     path = folder / "run.toml"
     if path.exists():
         raise UserError(f"{path} exists: choose another folder, or edit it")
     model_shape(model)
+    chosen = _sections(_NO_RECIPE if recipe is None else recipe_text(recipe))
     folder.mkdir(parents=True, exist_ok=True)
     if hosts:
         certificates.write(folder / "tls", name, hosts, now or dt.datetime.now(dt.UTC))
@@ -115,10 +129,19 @@ def init_run(
             eos=json.dumps(_eos_token_ids(model)),
             server=_PUBLIC.format(host=json.dumps(hosts[0])) if hosts else _LOOPBACK,
             relays=json.dumps(list(relays or ("http://127.0.0.1:8601",))),
+            about="" if recipe is None else f"# Its recipe is {recipe}:\n{chosen['']}\n",
+            scheduling=chosen["scheduling"],
+            trainer=chosen["trainer"],
         )
     )
     load_run_file(path)
     return path
+
+
+def _sections(recipe: str) -> dict[str, str]:
+    """The lines of each table of a recipe; under "" what stands above the first."""
+    above, *parts = re.split(r"^\[(\w+)\]\n", recipe, flags=re.MULTILINE)
+    return {"": above.rstrip()} | {name: body.rstrip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def _eos_token_ids(model: Path) -> list[int]:

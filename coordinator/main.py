@@ -46,6 +46,10 @@ def init(
             "it. May be repeated; without it only this machine is served.",
         ),
     ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option("--recipe", help="Objective and schedule written out: ipo, intellect2, dapo or sao (recipes/)."),
+    ] = None,
 ) -> None:
     """Make a run folder: a run file, the coordinator's key, the trainer's key, and certificates if others shall join."""
     from coordinator.init import init_run
@@ -56,6 +60,7 @@ def init(
         model=model,
         relays=tuple(relay or ()),
         hosts=tuple(advertise_host or ()),
+        recipe=recipe,
     )
     typer.echo(f"wrote {path}: look at it, then `coordinator calibrate --config {path}`, once per model")
 

@@ -35,6 +35,7 @@ def settings(device: str) -> dict[str, dict[str, str]]:
             "origin": "http://origin:8600",
             "origin_data": "/weights",
             "checkpoints": "/checkpoints",
+            "evaluations": "/checkpoints/evaluations",  # a folder that the trainer may write
             "tensorboard": "/checkpoints/tensorboard",
             "device": device,
         },
@@ -92,6 +93,8 @@ def init_command(options: argparse.Namespace, run: Path) -> list[str]:
     for host in (options.host, "coordinator", "localhost"):  # how workers, relays and health checks call it
         command += ["--advertise-host", host]
     command += ["--relay", options.relay or f"http://{options.host}:8601"]
+    if options.recipe:
+        command += ["--recipe", options.recipe]
     if options.coordinator:
         return [*shlex.split(options.coordinator), *command]
     mounts = ["-v", f"{run}:/data", "-v", f"{options.model}:/model:ro"]
@@ -123,6 +126,7 @@ def main() -> int:
         "--relay", help="URL of the first relay, as workers reach it; that of this machine if not given."
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="Where trainer and verifier compute.")
+    parser.add_argument("--recipe", help="Objective and schedule written into run.toml: see recipes/README.md.")
     parser.add_argument("--coordinator", help="Command that runs `coordinator` here, instead of in a container.")
     parser.add_argument("--folder", type=Path, default=HERE, help="Where run/ and .env are written.")
     options = parser.parse_args()

@@ -29,7 +29,6 @@ class Arithmetic:
     max_a: int = 29
     max_b: int = 19
     held_out: int = 200
-    max_tokens: int = 8
     template: str = "Question: What is {a} + {b}?\nAnswer:"
 
     def __post_init__(self) -> None:

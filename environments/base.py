@@ -21,11 +21,6 @@ class Environment(Protocol):
     name: ClassVar[str]
 
     @property
-    def max_tokens(self) -> int:
-        """How many tokens an answer may have."""
-        ...
-
-    @property
     def eval_size(self) -> int:
         """How many held-out tasks there are."""
         ...

@@ -46,7 +46,6 @@ class Code(RowTasks):
     seconds: int = 4
     memory_mib: int = 512
     network: str = "none"
-    max_tokens: int = 2048
 
     def __post_init__(self) -> None:
         if self.network not in ("none", "allowed"):

@@ -28,7 +28,6 @@ class Counting:
     max_start: int = 80
     held_out: int = 16
     terms: int = 12
-    max_tokens: int = 56
 
     def __post_init__(self) -> None:
         if not 0 < self.held_out < self.max_start:

@@ -32,7 +32,6 @@ class Dataset(RowTasks):
     match: str = "exact"
     seed: int = 0
     eval_one_in: int = 10
-    max_tokens: int = 256
 
     def __post_init__(self) -> None:
         if self.match not in _MATCHES:

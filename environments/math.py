@@ -31,7 +31,6 @@ class Math(RowTasks):
     answer: str = "answer"
     seed: int = 0
     eval_one_in: int = 10
-    max_tokens: int = 2048
 
     def __post_init__(self) -> None:
         if self.eval_one_in < 2:

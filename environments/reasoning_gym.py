@@ -33,7 +33,6 @@ class ReasoningGym:
     pool: int = 2_000_000_000
     eval_size: int = 200
     eval_one_in: int = 10
-    max_tokens: int = 16
 
     def __post_init__(self) -> None:
         if self.eval_one_in < 2 or self.pool < 1 or self.eval_size < 0:

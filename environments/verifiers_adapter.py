@@ -32,7 +32,6 @@ class Verifiers:
     limit: int = 10_000
     seed: int = 0
     eval_one_in: int = 10
-    max_tokens: int = 512
 
     def __post_init__(self) -> None:
         if not self.taskset or self.limit < 2 or self.eval_one_in < 2:

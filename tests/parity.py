@@ -13,7 +13,6 @@ class Parity:
     """Scores 1.0 if the completion has an even number of characters."""
 
     name: ClassVar[str] = "parity"
-    max_tokens: int = 12
     eval_size: int = 16
 
     def task(self, index: int) -> Task:

@@ -78,7 +78,9 @@ def sections_of(path: Path) -> tuple[list[Section], tuple[int, ...]]:
         eos = tuple(int(token) for token in values["sampling"]["eos_token_ids"])
         found = [_section(entry) for entry in values["environments"]]
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: [sampling] eos_token_ids and [[environments]] are needed ({error!r})") from None
+        raise UserError(
+            f"{path}: [sampling] eos_token_ids and [[environments]] (name, max_tokens) are needed ({error!r})"
+        ) from None
     return found, eos
 
 
@@ -95,7 +97,7 @@ def _section(entry: dict[str, Any]) -> Section:
     name = str(entry["name"])
     kind, params = str(entry.get("kind", name)), dict(entry.get("params", {}))
     environment = make_environment(kind, params)
-    return Section(name, kind, params, environment, int(entry.get("max_tokens", environment.max_tokens)))
+    return Section(name, kind, params, environment, int(entry["max_tokens"]))
 
 
 class Progress:

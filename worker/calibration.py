@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from protocol.declaration import BF16
-from worker.engine import Engine, Generation, GenerationRequest, Weights
+from worker.engine import Generation, GenerationRequest, generation_of, outside_a_run
 from worker.hardware import default_kv_cache_gib
 from worker.vllm_engine.engine import VllmEngine, VllmEngineConfig
-
-_DIGEST = "sha256:" + "0" * 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +68,8 @@ async def honest_generations(
             precision=setting.precision,
         )
     )
-    await engine.start(Weights(0, _DIGEST, folder))
+    await engine.start(outside_a_run(folder))
     try:
-        return list(await asyncio.gather(*(_answer(engine, request) for request in requests)))
+        return list(await asyncio.gather(*(generation_of(engine, request) for request in requests)))
     finally:
         await engine.close()
-
-
-async def _answer(engine: Engine, request: GenerationRequest) -> Generation:
-    found: Generation | None = None
-    async for event in engine.generate(request):
-        if isinstance(event, Generation):
-            found = event
-    assert found is not None, "an engine ends with a generation"
-    return found

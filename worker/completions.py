@@ -10,12 +10,11 @@ import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from protocol.errors import UserError
 from protocol.rollout import SamplingParams
-from worker.engine import Engine, Generation, GenerationRequest, Weights
+from worker.engine import Engine, Generation, GenerationRequest, generation_of, outside_a_run
 from worker.hardware import default_kv_cache_gib, native_dtype
+from worker.vllm_engine.installed import require_vllm
 
-_DIGEST = "sha256:" + "0" * 64  # of no version: nothing here is submitted
 _SEED_BITS = 63
 
 
@@ -30,7 +29,7 @@ class EngineSampler:
     async def start(self, model: Path, longest: int) -> None:
         """Load a policy folder. Raises OurFault with the engine's own words if that fails."""
         self._engine = self._make(longest)
-        await self._engine.start(Weights(0, _DIGEST, model))
+        await self._engine.start(outside_a_run(model))
 
     async def complete(
         self,
@@ -67,11 +66,7 @@ class EngineSampler:
         assert self._engine is not None, "start comes first"
         self._count += 1
         request = GenerationRequest(f"completion-{self._count}", prompt, sampling, seed)
-        last = None
-        async for item in self._engine.generate(request):
-            last = item
-        assert isinstance(last, Generation), "an engine ends with a Generation"
-        return last
+        return await generation_of(self._engine, request)
 
 
 def sample_seed(seed: int, place: int, number: int) -> int:
@@ -86,10 +81,7 @@ def engine_sampler(name: str, concurrency: int) -> EngineSampler:
         from worker.reference_engine import ReferenceEngine
 
         return EngineSampler(lambda longest: ReferenceEngine(native_dtype()))
-    from importlib.util import find_spec
-
-    if find_spec("vllm") is None:
-        raise UserError("vLLM is not installed: `pip install rollswarm[worker]`, `[worker-cpu]` without a GPU")
+    require_vllm()
     return EngineSampler(lambda longest: _vllm(longest, concurrency))
 
 

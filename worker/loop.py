@@ -5,9 +5,9 @@
     generation  consumes a lease                   produces a signed envelope in the outbox
                 waits for weights ≥ the lease's min_version, then for the engine
     renewing    consumes progress of all tasks     produces later deadlines, or aborts of what can't be accepted any more
-    submitting  consumes the outbox                produces receipts; what has none stays on disk
-    weights     consumes new versions              produces swaps, in flight
-    standing    consumes the coordinator's view    produces numbers for the console; ends the worker if it is banned
+    submitting  consumes the outbox                produces receipts; what has none stays on disk             (handing_in.py)
+    weights     consumes new versions              produces swaps, in flight                                  (weights.py)
+    standing    consumes the coordinator's view    produces numbers for the console; ends a banned worker     (standing.py)
 
 A lease ends in exactly one way: its rollout is in the outbox, it was given back, or the coordinator ended it.
 """
@@ -17,33 +17,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.client import Backoff, LeasedSample, WorkerClient
+from coordinator.client import LeasedSample, WorkerClient
 from protocol.declaration import BF16
-from protocol.errors import BadSignature, OurFault, RollswarmError, UserError, WorkerFault
+from protocol.errors import OurFault, RollswarmError
 from protocol.lease import Commitment
 from protocol.rollout import Rollout, Segment, token_digest
 from protocol.signing import ROLLOUT, Identity
 from protocol.terms import RunTerms
 from protocol.wire import rollout_to_payload
 from worker.engine import Engine, Generation, GenerationRequest, Progress, Weights
+from worker.handing_in import HandingIn
 from worker.outbox import Outbox
+from worker.standing import Standing
 from worker.status import Status
-from worker.twin import MESSAGE, Twin
-from worker.verdict import verdict_line
 from worker.weights import WeightsFollower
 
 log = logging.getLogger(__name__)
 
-_SUBMISSIONS_AT_ONCE = 8
 _ACQUIRE_WAIT_S = 10.0
-_STANDING_EVERY_S = 5.0
-_DRAIN_PATIENCE_S = 10.0
-_RESUBMIT_S = 5.0
 
 
 @dataclass(slots=True)
@@ -86,16 +81,14 @@ class Worker:
         self._client = client
         self._engine = engine
         self._follower = follower
-        self._outbox = outbox
         self._status = status
         self._concurrency = concurrency
         self._drain_s = drain_s
         self._state = _State()
         self._stop = asyncio.Event()
         self._changed = asyncio.Condition()  # a task ended, or other weights are loaded
-        self._posted = asyncio.Event()  # something new is in the outbox
-        self._told: set[str] = set()  # rejections that the log has
-        self._twin = Twin()
+        self._handing_in = HandingIn(client, outbox, status, key_id=identity.key_id, on_round=self._notify)
+        self._standing = Standing(client, outbox, status)
 
     def stop(self) -> None:
         """Finish what is begun, give back what can't be, and end."""
@@ -103,12 +96,11 @@ class Worker:
 
     async def run(self) -> None:
         """Work. Raises UserError if the key is banned, OurFault if the engine died."""
-        self._status.outbox = len(self._outbox.waiting())
         self._status.phase = "registering"
         await self._client.register()
         if self._client.notice:
             log.warning("%s", self._client.notice, extra={"action": "notice"})
-        await self._ask_standing()
+        await self._standing.ask()
         self._status.phase = "fetching weights"
         weights = await self._unless_stopped(self._follower.first())
         if weights is None:
@@ -143,9 +135,9 @@ class Worker:
             for name, loop in (
                 ("leasing", self._leasing()),
                 ("renewing", self._renewing()),
-                ("submitting", self._submitting()),
+                ("submitting", self._handing_in.follow()),
                 ("weights", self._follower.follow(weights, self._swap)),
-                ("standing", self._standing()),
+                ("standing", self._standing.follow()),
             )
         ]
         stop = asyncio.create_task(self._stop.wait(), name="stop")
@@ -190,7 +182,7 @@ class Worker:
             async with self._changed:
                 await self._changed.wait_for(lambda: self._version() >= lease.min_version)
             generation = await self._run_engine(held)
-            await self._post(self._sign(lease, generation))
+            await self._handing_in.post(self._sign(lease, generation))
             self._status.generated += 1
         except asyncio.CancelledError:
             self._status.aborted += 1
@@ -206,8 +198,7 @@ class Worker:
         finally:
             self._state.held.pop(lease.lease_id, None)
             self._status.in_flight = len(self._state.held)
-            async with self._changed:
-                self._changed.notify_all()
+            await self._notify()
 
     async def _run_engine(self, held: _Held) -> Generation:
         lease = held.lease
@@ -242,63 +233,6 @@ class Worker:
         )
         return self._identity.sign(ROLLOUT, rollout_to_payload(rollout))
 
-    async def _post(self, envelope: Any) -> None:
-        """Into the outbox; a full disk is said and waited out rather than losing the rollout."""
-        backoff = Backoff(1.0, 30.0)
-        while True:
-            try:
-                await asyncio.to_thread(self._outbox.put, envelope)
-                break
-            except OSError as error:
-                log.error(
-                    "cannot write the outbox (%s): free some space; trying again", error, extra={"action": "outbox"}
-                )
-                await backoff.pause()
-        self._status.outbox += 1
-        self._posted.set()
-
-    async def _submitting(self) -> None:
-        self._posted.set()  # what an earlier process left
-        while True:
-            await self._posted.wait()
-            self._posted.clear()
-            waiting = await asyncio.to_thread(self._outbox.waiting)
-            done: list[bool] = []
-            for start in range(0, len(waiting), _SUBMISSIONS_AT_ONCE):
-                some = waiting[start : start + _SUBMISSIONS_AT_ONCE]
-                done += await asyncio.gather(*(self._submit(identifier) for identifier in some))
-                self._status.outbox = len(self._outbox.waiting())
-                async with self._changed:
-                    self._changed.notify_all()
-            if not all(done):
-                await asyncio.sleep(_RESUBMIT_S)
-                self._posted.set()
-
-    async def _submit(self, identifier: str) -> bool:
-        """Hand one in. False if it stays: what is neither receipted nor refused for good is never forgotten."""
-        envelope = self._outbox.get(identifier)
-        if envelope is None:
-            log.error(
-                "a damaged file in the outbox was set aside", extra={"action": "outbox", "rollout_id": identifier}
-            )
-            return True
-        try:
-            await self._client.submit(envelope)
-            self._status.receipts += 1
-        except OurFault as error:
-            log.error("no receipt: %s; trying again", error, extra={"action": "receipt", "rollout_id": identifier})
-            return False
-        except WorkerFault as fault:
-            if isinstance(fault, BadSignature) and envelope.key_id == self._identity.key_id:
-                # The signature holds (the outbox looked): it is our token that is not taken.
-                log.error("not let in: %s; trying again", fault, extra={"action": "token", "rollout_id": identifier})
-                return False
-            self._status.refused += 1
-            self._status.last_reason = f"{fault.reason}: {fault.detail}"
-            log.warning("refused, %s", fault, extra={"action": "refused", "rollout_id": identifier})
-        self._outbox.remove(identifier)
-        return True
-
     async def _renewing(self) -> None:
         while True:
             await asyncio.sleep(max(self._terms.lease_term_s / 4, 0.01))
@@ -319,42 +253,6 @@ class Worker:
                 log.info("stopped a sample: %s", problem, extra={"action": "abort", "lease_id": lease_id})
                 held.task.cancel()
 
-    async def _standing(self) -> None:
-        while True:
-            await self._ask_standing()
-            await asyncio.sleep(_STANDING_EVERY_S)
-
-    async def _ask_standing(self) -> None:
-        """The coordinator's view of us. Raises UserError with the reason if we are banned."""
-        standing = await self._client.standing()
-        self._status.credits, self._status.strikes = standing.credits, standing.strikes
-        self._status.accepted, self._status.rejected = standing.accepted, standing.rejected
-        self._status.pending = standing.pending
-        self._look_for_a_twin(standing.accepted + standing.rejected + standing.pending)
-        rejected = [verdict for verdict in standing.verdicts if verdict.outcome == "rejected"]
-        if rejected:
-            self._status.last_reason = f"{rejected[0].reason}: {rejected[0].detail}"
-        for verdict in reversed(rejected):
-            if verdict.rollout_id not in self._told:
-                log.warning("%s", verdict_line(verdict), extra={"action": "rejected", "rollout_id": verdict.rollout_id})
-        self._told = {verdict.rollout_id for verdict in rejected}
-        if standing.banned:
-            self._status.banned = standing.ban_reason
-            raise UserError(
-                f"this key is banned from the run: {standing.ban_reason}; `worker status` shows the evidence, and only the "
-                "run's operator can lift a ban"
-            )
-
-    def _look_for_a_twin(self, known: int) -> None:
-        """Say once that another worker uses our key. `known`: its rollouts at the coordinator."""
-        status = self._status
-        handed_in = status.receipts + status.refused
-        unanswered = max(status.outbox, len(self._outbox.waiting()))
-        count = self._twin.elsewhere(known=known, handed_in=handed_in, unanswered=unanswered)
-        if count and not status.twin:
-            log.warning("%s", MESSAGE.format(count=count), extra={"action": "twin"})
-        status.twin = max(status.twin, count)
-
     async def _swap(self, weights: Weights) -> None:
         report = await self._engine.swap(weights)
         self._status.swaps += 1
@@ -371,6 +269,9 @@ class Worker:
     async def _loaded(self, weights: Weights) -> None:
         self._state.weights = weights
         self._status.policy_version = weights.version
+        await self._notify()
+
+    async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
@@ -390,10 +291,7 @@ class Worker:
         tasks = {held.task for held in self._state.held.values() if held.task is not None}
         if tasks:
             await asyncio.wait(tasks, timeout=self._drain_s)
-        deadline = time.monotonic() + _DRAIN_PATIENCE_S
-        while self._outbox.waiting() and time.monotonic() < deadline:
-            self._posted.set()
-            await asyncio.sleep(0.1)
+        await self._handing_in.empty()
 
     async def _give_back_all(self) -> None:
         held = list(self._state.held.values())

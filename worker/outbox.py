@@ -1,6 +1,7 @@
 """Signed rollouts on disk until their receipts are here: nothing finished is lost to a crash or to days offline.
 
-One file per rollout, named by its id, written to a temporary name, synced and renamed: a file is whole or absent.
+One file per rollout, named by its id, written to a temporary name, synced and renamed, and the folder synced: a file is whole
+or absent, and what is kept stays kept.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
+from protocol.disk import sync
 from protocol.errors import BadSignature, UserError
 from protocol.signing import ROLLOUT, SignedEnvelope, open_envelope
 from protocol.wire import envelope_from_wire, envelope_to_wire, rollout_id
@@ -41,6 +43,7 @@ class Outbox:
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(path)
+        sync(self._folder)
         return identifier
 
     def waiting(self) -> list[str]:

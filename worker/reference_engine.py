@@ -18,7 +18,7 @@ import numpy as np
 from protocol import gumbel, toploc
 from protocol.errors import OurFault, UserError
 from protocol.rollout import StopReason, VersionSpan
-from worker.engine import Generation, GenerationRequest, Progress, SwapReport, Weights
+from worker.engine import Generation, GenerationRequest, Progress, SwapFailed, SwapReport, Weights
 
 Choose = Callable[
     ..., np.ndarray
@@ -103,11 +103,15 @@ class ReferenceEngine:
             self._active.remove(sequence)
 
     async def swap(self, weights: Weights) -> SwapReport:
-        """See worker.engine.Engine. If loading fails, the engine goes on with the weights it has."""
+        """See worker.engine.Engine."""
         self._running()
         started = time.monotonic()
         async with self._turn:
-            self._model, self._weights = await self._load(weights), weights
+            try:
+                model = await self._load(weights)
+            except OurFault as error:
+                raise SwapFailed(str(error)) from error
+            self._model, self._weights = model, weights
             prefix = sum(len(sequence.prefix) for sequence in self._active if sequence.cache is not None)
             return SwapReport(weights.version, time.monotonic() - started, len(self._active), prefix)
 

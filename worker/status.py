@@ -27,6 +27,7 @@ class Status:
     aborted: int = 0
     swaps: int = 0
     last_swap_s: float = 0.0
+    swap_failure: str = ""  # why a newer version is not loaded
     credits: int = 0
     strikes: int = 0
     accepted: int = 0

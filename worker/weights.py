@@ -1,7 +1,7 @@
 """Follows the head: downloads each new version while the engine generates, then has it swapped in.
 
 Consumes: SHARDCAST's head (long poll). Produces: verified folders, one swap each. A version that can't be fetched is
-retried with back-off; generation goes on with the old one as long as the run's staleness allows.
+retried, and so is a swap that fails, with back-off; generation goes on with the old one as long as the run's staleness allows.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from coordinator.client import Backoff
 from protocol.errors import SourceFault
 from protocol.terms import RunTerms
 from shardcast.client import Progress, ShardcastClient
-from worker.engine import Weights
+from worker.engine import SwapFailed, Weights
 from worker.status import Status
 
 log = logging.getLogger(__name__)
 
 _LONG_POLL_S = 20.0
 _RETRY_S = 2.0
+_SWAP_RETRY_S = 4.0
+_SWAP_RETRY_MAX_S = 120.0
 
 
 class WeightsFollower:
@@ -39,12 +42,25 @@ class WeightsFollower:
             self._status.waiting_for = "the first policy version"
 
     async def follow(self, current: Weights, on_new: Callable[[Weights], Awaitable[None]]) -> None:
-        """Hand on every newer version until cancelled."""
+        """Hand on every newer version until cancelled; again what SwapFailed refuses, as long as nothing newer is there."""
+        backoff = Backoff(_SWAP_RETRY_S, _SWAP_RETRY_MAX_S)
         while True:
             weights = await self._next(current.version)
             if weights is None:
                 continue
-            await on_new(weights)
+            try:
+                await on_new(weights)
+            except SwapFailed as error:
+                self._status.swap_failure = str(error)
+                log.error(
+                    "staying with version %d: %s; trying again, with a newer one if there is",
+                    *(current.version, error),
+                    extra={"action": "swap_failed", "version": weights.version},
+                )
+                await backoff.pause()
+                continue
+            backoff.reset()
+            self._status.swap_failure = ""
             # The one before stays: the engine goes back to it should it be unable to load another.
             await asyncio.to_thread(self._client.prune, {current.version, weights.version})
             current = weights

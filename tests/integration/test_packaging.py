@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"coordinator", "environments", "protocol", "protos", "shardcast", "trainer", "worker"}
+PACKAGES = {"coordinator", "environments", "protocol", "protos", "recipes", "shardcast", "trainer", "worker"}
 SCRIPTS = ("coordinator", "shardcast", "trainer", "worker")
 
 
@@ -39,6 +39,7 @@ def test_a_wheel_holds_the_packages_and_nothing_else(built: Path) -> None:
         "coordinator/dashboard/templates/status.html",
         "coordinator/migrations/versions/0001_the_first_schema.py",
         "protos/rollswarm/v1/worker_pb2.py",
+        "recipes/ipo.toml",
         "worker/doctor/checks.py",
     ):
         assert needed in names

@@ -1,15 +1,18 @@
-"""A worker that is killed takes vLLM's processes with it."""
+"""A worker that is killed takes vLLM's processes with it, and the next one clears what else is left."""
 
 import os
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.tiny_model import build_tiny_model
+from worker.vllm_engine.scratch import Scratch
 
 ROOT = Path(__file__).resolve().parents[2]
 _GONE_S = 30.0
@@ -31,12 +34,26 @@ if __name__ == "__main__":
 """
 
 
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A temporary folder of a path short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="rs-") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.vllm
 @pytest.mark.timeout(300)
-def test_kill_minus_nine_of_a_worker_leaves_no_engine_behind(tmp_path: Path) -> None:
+def test_kill_minus_nine_of_a_worker_leaves_no_engine_behind(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = tmp_path / "start_an_engine.py"
     script.write_text(_SCRIPT)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "TMPDIR": str(temporary),
+    }
     model = build_tiny_model(tmp_path / "model")
     with subprocess.Popen(
         [sys.executable, str(script), str(model)],
@@ -56,3 +73,8 @@ def test_kill_minus_nine_of_a_worker_leaves_no_engine_behind(tmp_path: Path) -> 
         for left in alive:
             left.kill()
     assert not alive, "an engine outlived its worker"
+    (left,) = temporary.glob("rollswarm-engine-*")
+    assert {path.parent for path in temporary.rglob("*") if path.is_socket()} == {left}
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    Scratch().remove()
+    assert not list(temporary.glob("rollswarm-engine-*"))

@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROLES = ("coordinator", "worker", "trainer", "shardcast")
-PACKAGES = (*ROLES, "environments", "protocol")
+PACKAGES = (*ROLES, "environments", "protocol", "recipes")
 IMPORT_NAMES = (*PACKAGES, "protos")
 # What one role offers to others.
 CLIENTS = {

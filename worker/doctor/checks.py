@@ -9,6 +9,7 @@ from protocol.terms import PROTOCOL_MAX, PROTOCOL_MIN
 from worker.doctor.findings import Finding, fail, ok, warn
 from worker.machine import Machine, gib
 from worker.need import Need, bf16_shortage, disk_shortage, memory_shortage
+from worker.vllm_engine.installed import MISSING, REMEDY
 
 _CLOCK_FAIL_S = 300.0  # certificates and tokens stop making sense
 _CLOCK_WARN_S = 30.0
@@ -164,11 +165,7 @@ def versions(rollswarm: str, vllm: str | None, protocol: tuple[int, int] | None)
     """`protocol`: lowest and highest that the coordinator speaks; None if it could not be asked."""
     ours = f"rollswarm {rollswarm}, vLLM {vllm or 'missing'}, protocol {PROTOCOL_MIN} to {PROTOCOL_MAX}"
     if vllm is None:
-        return fail(
-            "versions",
-            "vLLM is not installed",
-            "`pip install 'rollswarm[worker]'` on a GPU, `EXTRAS=worker-cpu bash deploy/install.sh` without",
-        )
+        return fail("versions", MISSING, REMEDY)
     if protocol is not None and (protocol[0] > PROTOCOL_MAX or protocol[1] < PROTOCOL_MIN):
         return fail(
             "versions",

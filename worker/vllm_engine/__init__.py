@@ -2,7 +2,9 @@
 
 engine.py         VllmEngine: the contract of worker/engine.py on vLLM's AsyncLLM       (in the worker's process)
 reload.py         which checkpoints may be loaded in place of another                   (in the worker's process)
+installed.py      whether vLLM is here at all, without importing it                     (in the worker's process)
 engine_log.py     the engine's own words, for errors                                    (in the worker's process)
+scratch.py        a temporary folder for the engine's log and sockets                   (in the worker's process)
 extension.py      CaptureExtension: what the engine asks of vLLM's worker by RPC        (in vLLM's process)
 capture_store.py  hidden states and log-probs per request, paged                        (in vLLM's process)
 capture_step.py   one sampling step as the hooks hand it to the store                   (in vLLM's process)

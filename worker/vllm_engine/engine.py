@@ -27,10 +27,11 @@ from protocol import toploc
 from protocol.declaration import BF16
 from protocol.errors import OurFault, UserError
 from protocol.rollout import StopReason, VersionSpan
-from worker.engine import Generation, GenerationRequest, Progress, SwapReport, Weights
+from worker.engine import Generation, GenerationRequest, Progress, SwapFailed, SwapReport, Weights
 from worker.vllm_engine.engine_log import EngineLog
 from worker.vllm_engine.extension import TERMS_KEY
 from worker.vllm_engine.reload import require_loadable, require_replaceable
+from worker.vllm_engine.scratch import Scratch
 
 _EXTENSION = "worker.vllm_engine.extension.CaptureExtension"
 _MIN_TEMPERATURE = 0.01  # below it vLLM's V2 sampler silently takes 0.01
@@ -43,6 +44,7 @@ _PRECISION_OPTIONS: dict[str, dict[str, Any]] = {
     "kv-int4": {"kv_cache_dtype": "int4_per_token_head"},
 }
 _LOGGING_VARIABLE = "VLLM_LOGGING_CONFIG_PATH"
+_SOCKETS_VARIABLE = "VLLM_RPC_BASE_PATH"  # else in the temporary folder itself, where those of a killed process stay
 _GIB = 1 << 30
 
 
@@ -86,6 +88,7 @@ class VllmEngine:
     def __init__(self, config: VllmEngineConfig) -> None:
         self._config = config
         self._engine: Any = None
+        self._scratch: Scratch | None = None
         self._log: EngineLog | None = None
         self._runner = ""
         self._loaded: Weights | None = None
@@ -111,9 +114,10 @@ class VllmEngine:
         if self._engine is not None:
             raise OurFault("the engine is already started: use swap to load other weights")
         await asyncio.to_thread(require_loadable, weights.path)
-        self._log = EngineLog(self._config.log_level)
+        self._scratch = await asyncio.to_thread(Scratch)
+        self._log = EngineLog(self._scratch.path, self._config.log_level)
         try:
-            with _environment(self._log):
+            with _environment(self._scratch, self._log):
                 self._engine = await asyncio.to_thread(self._create, weights)
             capture_bytes = int(self._config.capture_gib * _GIB)
             self._runner = (await self._engine.collective_rpc("install_capture", args=(capture_bytes, os.getpid())))[0]
@@ -151,7 +155,7 @@ class VllmEngine:
             await self._release(stream, request.request_id, collected)
 
     async def swap(self, weights: Weights) -> SwapReport:
-        """See worker.engine.Engine. Raises OurFault if it fails; the message says which weights the engine now has."""
+        """See worker.engine.Engine."""
         # Shielded: cancelled between reload and relabel, new weights would generate under the old version's name.
         self._swap = asyncio.create_task(self._swap_now(weights))
         return await asyncio.shield(self._swap)
@@ -160,8 +164,11 @@ class VllmEngine:
         async with self._swapping:
             engine, current = self._running(), self._loaded
             assert current is not None
-            new = await asyncio.to_thread(require_loadable, weights.path)
-            require_replaceable(await asyncio.to_thread(require_loadable, current.path), new)
+            held = await asyncio.to_thread(require_loadable, current.path)
+            try:
+                require_replaceable(held, await asyncio.to_thread(require_loadable, weights.path))
+            except OurFault as error:
+                raise SwapFailed(str(error)) from error
             started = time.monotonic()
             await self._call(engine.pause_generation(mode="keep", clear_cache=True), "pausing failed")
             in_flight = [active for active in self._active.values() if active.tokens]
@@ -176,14 +183,14 @@ class VllmEngine:
     async def close(self) -> None:
         """See worker.engine.Engine."""
         engine, self._engine = self._engine, None
-        log, self._log = self._log, None
+        scratch, self._scratch, self._log = self._scratch, None, None
         if engine is not None:
             await self._end_output(engine)
             await asyncio.to_thread(engine.shutdown, _SHUTDOWN_SECONDS)
             # Its destructor shuts it down once more, and fails if the interpreter is on its way out by then.
             engine.shutdown = _done
-        if log is not None:
-            log.remove()
+        if scratch is not None:
+            await asyncio.to_thread(scratch.remove)
 
     async def _end_output(self, engine: Any) -> None:
         """End vLLM's reading of outputs before its sender dies, which it would report as a failure. Requests that still
@@ -310,7 +317,7 @@ class VllmEngine:
             )
             await self.close()
             raise OurFault(self._failure) from error
-        raise OurFault(f"{fault}; the engine goes on with version {current.version}") from cause
+        raise SwapFailed(f"{fault}; the engine goes on with version {current.version}") from cause
 
     async def _reload(self, weights: Weights) -> None:
         await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(weights.path)})
@@ -358,19 +365,23 @@ def _runs_of_equal_k(chunks: list[tuple[int, bytes, bytes]]) -> list[list[tuple[
 
 
 @contextlib.contextmanager
-def _environment(log: EngineLog) -> Iterator[None]:
+def _environment(scratch: Scratch, log: EngineLog) -> Iterator[None]:
     """What vLLM's subprocesses read from the environment as they start, and cannot be given otherwise."""
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # forking a process with threads deadlocks
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # weights come from SHARDCAST, never from a hub
-    previous = os.environ.get(_LOGGING_VARIABLE)
-    os.environ[_LOGGING_VARIABLE] = str(log.config_path)
+    values = {_LOGGING_VARIABLE: str(log.config_path)}
+    if scratch.holds_sockets:
+        values[_SOCKETS_VARIABLE] = str(scratch.path)
+    previous = {name: os.environ.pop(name, None) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        os.environ.pop(_LOGGING_VARIABLE)
-        if previous is not None:
-            os.environ[_LOGGING_VARIABLE] = previous
+        for name, value in previous.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 def installed_build() -> str:

@@ -7,20 +7,17 @@ are written to, and `last_error` quotes from it.
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from pathlib import Path
 
 _MAX_QUOTE = 600
 
 
 class EngineLog:
-    """A temporary folder with the logging configuration and the file of errors."""
+    """The logging configuration and the file of errors, in the engine's folder."""
 
-    def __init__(self, console_level: str) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="rollswarm-engine-"))
-        self._errors = self._folder / "errors.log"
-        self.config_path = self._folder / "logging.json"
+    def __init__(self, folder: Path, console_level: str) -> None:
+        self._errors = folder / "errors.log"
+        self.config_path = folder / "logging.json"
         self.config_path.write_text(json.dumps(_configuration(console_level, self._errors)))
 
     def last_error(self) -> str:
@@ -31,9 +28,6 @@ class EngineLog:
             return ""
         named = [line for line in lines if "Error" in line.split(":", 1)[0] and "See root cause" not in line]
         return (named or lines or [""])[-1][:_MAX_QUOTE]
-
-    def remove(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _configuration(console_level: str, errors: Path) -> dict[str, object]:

@@ -8,12 +8,15 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -79,6 +82,40 @@ def test_a_service_is_guarded_and_bounded(name: str, service: dict[str, Any]) ->
     assert {"cpus", "memory"} <= service["deploy"]["resources"]["limits"].keys()
     assert ("healthcheck" in service) != (name in WITHOUT_HEALTH)
     assert ":latest" not in service["image"] and ":" in service["image"]
+
+
+def worker_entrypoint() -> list[str]:
+    service = yaml.safe_load((DEPLOY / "worker/docker-compose.yml").read_text())["services"]["worker"]
+    assert service["restart"] == "on-failure"
+    return [part.replace("$$", "$") for part in service["entrypoint"]]
+
+
+def fake_worker(folder: Path, script: str) -> dict[str, str]:
+    """The environment in which `worker` is this script."""
+    (folder / "worker").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "worker").chmod(0o755)
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize(("status", "told"), [(0, 0), (1, 1), (2, 0), (137, 137)])
+def test_a_banned_worker_is_not_started_again(tmp_path: Path, status: int, told: int) -> None:
+    environment = fake_worker(tmp_path, f'echo "$1|$2"; exit {status}')
+    command = [*worker_entrypoint(), "join", "two words"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (told, "join|two words\n")
+
+
+def test_a_worker_that_is_stopped_finishes_first(tmp_path: Path) -> None:
+    environment = fake_worker(
+        tmp_path, f"trap 'sleep 0.3; touch {tmp_path}/finished; exit 0' TERM; echo begun; while :; do sleep 0.1; done"
+    )
+    process = subprocess.Popen(worker_entrypoint(), env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout as said:
+        assert said.readline() == "begun\n"
+        process.terminate()
+        process.wait(timeout=60)
+        assert (tmp_path / "finished").exists()
 
 
 def test_only_the_services_that_need_a_secret_have_it() -> None:
@@ -161,3 +198,72 @@ def test_every_dependency_of_an_image_is_pinned_by_hash() -> None:
         hashes = re.findall(r"^ +--hash=sha256:[0-9a-f]{64}", path.read_text(), re.MULTILINE)
         assert pins and len(hashes) >= len(pins), path.name
         assert ("torch==2.13.0" in path.read_text()) == (path.stem != "relay"), path.name
+
+
+def required(*extras: str) -> set[str]:
+    """Names that pyproject.toml asks for with these extras, those within extras too."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names: set[str] = set()
+    for line in (
+        *project["dependencies"],
+        *(each for extra in extras for each in project["optional-dependencies"][extra]),
+    ):
+        requirement = Requirement(line)
+        if requirement.name == "rollswarm":
+            names |= required(*requirement.extras)
+        else:
+            names.add(canonicalize_name(requirement.name))
+    return names
+
+
+@pytest.mark.parametrize(
+    ("image", "extras"),
+    [
+        ("relay", ()),
+        ("coordinator", ("coordinator",)),
+        ("trainer", ("trainer",)),
+        ("worker", ("worker",)),
+        ("calibrate", ("worker", "coordinator")),
+    ],
+)
+def test_an_image_installs_all_that_its_role_asks_for(image: str, extras: tuple[str, ...]) -> None:
+    """Images install the pins and nothing else."""
+    pins = (DEPLOY / "requirements" / f"{image}.txt").read_text()
+    assert required(*extras) <= set(re.findall(r"^([a-z0-9][a-z0-9.-]*)(?:\[[^]]*\])?==", pins, re.MULTILINE))
+
+
+@pytest.mark.parametrize("module", ["math_verify", "pyarrow", "reasoning_gym"])
+def test_the_trainer_has_what_scores_the_environments(module: str) -> None:
+    """It evaluates in its own process: `evaluate_every`, `trainer evaluate`."""
+    assert module.replace("_", "-") in required("trainer")
+
+
+def ancestry(stage: str) -> str:
+    """What the Dockerfile says of a stage and of all that it is built on."""
+    stages = re.findall(
+        r"^FROM (\S+) AS (\S+)\n(.*?)(?=^FROM |\Z)", (ROOT / "Dockerfile").read_text(), re.MULTILINE | re.DOTALL
+    )
+    found = {name: (base, body) for base, name, body in stages}
+    if stage not in found:
+        return ""
+    base, body = found[stage]
+    return ancestry(base) + body
+
+
+@pytest.mark.parametrize("image", ["coordinator", "trainer", "calibrate"])
+def test_what_has_no_wheel_is_compiled_where_a_compiler_is(image: str) -> None:
+    assert "pycosat==" in (DEPLOY / "requirements" / f"{image}.txt").read_text()  # published as source alone
+    assert "gcc" in ancestry(f"installed-{image}")
+
+
+@pytest.mark.parametrize("image", ["worker", "calibrate"])
+def test_an_image_with_vllm_can_compile_kernels_as_it_runs(image: str) -> None:
+    assert "gcc" in ancestry(image)
+
+
+def test_an_image_has_every_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    dockerfile, admitted = (ROOT / "Dockerfile").read_text(), (ROOT / ".dockerignore").read_text().splitlines()
+    for pattern in project["tool"]["setuptools"]["packages"]["find"]["include"]:
+        name = pattern.removesuffix("*")
+        assert f"COPY {name} {name}\n" in dockerfile and f"!{name}" in admitted, name

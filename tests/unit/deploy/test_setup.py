@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import stat
 import tomllib
 from pathlib import Path
 
-from deploy.setup import environment, settings, unreadable, with_settings, write_secrets
+import yaml
+
+from deploy.setup import environment, init_command, settings, unreadable, with_settings, write_secrets
+from trainer.config import TrainerConfig
+
+ROOT = Path(__file__).parents[3]
 
 _RUN_FILE = """\
 # A run
@@ -39,6 +45,23 @@ def test_fields_are_replaced_or_added_in_their_section_and_nothing_else_changes(
 def test_to_set_fields_twice_is_to_set_them_once() -> None:
     once = with_settings(_RUN_FILE, settings("cpu"))
     assert with_settings(once, settings("cpu")) == once
+
+
+def test_what_the_trainer_writes_is_in_its_volumes() -> None:
+    """Its root is read-only, and relative paths are relative to the run file."""
+    trainer = yaml.safe_load((ROOT / "deploy/docker-compose.yml").read_text())["services"]["trainer"]
+    volumes = tuple(mount.split(":")[1] for mount in trainer["volumes"] if not mount.endswith(":ro"))
+    text = with_settings(_RUN_FILE, settings("cpu"))
+    written = {**TrainerConfig().model_dump(), **tomllib.loads(text)["trainer"]}
+    for name in ("origin_data", "checkpoints", "evaluations", "tensorboard"):
+        assert str(written[name]).startswith(volumes), name
+
+
+def test_a_recipe_is_passed_on_to_init(tmp_path: Path) -> None:
+    options = argparse.Namespace(
+        coordinator="coordinator", model=tmp_path, name="run", host="h", relay=None, recipe="sao"
+    )
+    assert init_command(options, tmp_path)[-2:] == ["--recipe", "sao"]
 
 
 def test_passwords_are_made_once_and_nobody_else_enters_their_folder(tmp_path: Path) -> None:

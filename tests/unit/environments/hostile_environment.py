@@ -15,7 +15,6 @@ from protocol.rollout import Task
 @dataclass(frozen=True)
 class Hostile:
     name: ClassVar[str] = "hostile"
-    max_tokens: int = 8
     eval_size: int = 1
 
     def task(self, index: int) -> Task:

@@ -41,7 +41,6 @@ def test_every_built_in_environment_keeps_the_contract(name, rows):
     task = environment.eval_task(0)
     assert task.environment == environment.name == name
     assert environment.eval_size > 0
-    assert environment.max_tokens > 0
     assert environment.score(task, "") == 0.0
 
 

@@ -127,6 +127,9 @@ def test_what_the_run_file_lacks_is_named(tmp_path: Path, config: Path) -> None:
     (tmp_path / "bare.toml").write_text("[run]\n")
     with pytest.raises(UserError, match="eos_token_ids"):
         sections_of(tmp_path / "bare.toml")
+    config.write_text(config.read_text().replace("max_tokens = 2\n", ""))
+    with pytest.raises(UserError, match="'max_tokens'"):
+        sections_of(config)
 
 
 async def test_a_folder_that_is_no_model_is_refused(tmp_path: Path, config: Path) -> None:

@@ -6,9 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from protocol.errors import UserError
+from tests.factories import make_terms
 from tests.tiny_model import EOS_TOKEN_ID, build_tiny_model
-from worker.completions import EngineSampler, sample_seed
+from worker.completions import EngineSampler, engine_sampler, sample_seed
+from worker.config import WorkerConfig
+from worker.doctor.checks import versions
+from worker.join import vllm_engine
 from worker.reference_engine import ReferenceEngine
+from worker.vllm_engine import installed
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +47,13 @@ def test_no_two_places_share_a_seed() -> None:
     seeds = {sample_seed(seed, place, number) for seed in range(3) for place in range(5) for number in range(4)}
     assert len(seeds) == 60
     assert all(0 <= seed < 1 << 63 for seed in seeds)
+
+
+def test_whoever_needs_vllm_says_the_same_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed, "find_spec", lambda name: None)
+    with pytest.raises(UserError) as joining:
+        vllm_engine(WorkerConfig(), make_terms())
+    with pytest.raises(UserError) as evaluating:
+        engine_sampler("vllm", 8)
+    finding = versions("0.1.0", None, None)
+    assert str(joining.value) == str(evaluating.value) == f"{finding.text}: {finding.remedy}"

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-import worker.loop as loop_module
+import worker.weights as weights_module
 from coordinator.client import LeasedSample
 from protocol.errors import BadSignature, OurFault, UserError, WorkerFault
 from protocol.lease import Commitment
@@ -19,10 +20,13 @@ from protocol.signing import ROLLOUT, SignedEnvelope, open_envelope
 from protocol.wire import rollout_from_payload, rollout_id
 from protos.rollswarm.v1 import worker_pb2
 from tests.factories import EOS, MAX_TOKENS, RUN_ID, make_identity, make_proofs, make_spans, make_terms, version_digest
-from worker.engine import Generation, GenerationRequest, Progress, SwapReport, Weights
+from worker import handing_in, standing
+from worker.console import one_line
+from worker.engine import Generation, GenerationRequest, Progress, SwapFailed, SwapReport, Weights
 from worker.loop import Worker
 from worker.outbox import Outbox
 from worker.status import Status
+from worker.weights import WeightsFollower
 
 ALICE = make_identity(11)
 DEADLINE_S = 20.0
@@ -120,6 +124,7 @@ class FakeEngine:
         self.requests: list[GenerationRequest] = []
         self.aborted: list[str] = []
         self.swapped: list[int] = []
+        self.swap_errors: list[Exception] = []
         self.version = -1
         self.closed = False
         self.changed = asyncio.Condition()
@@ -152,6 +157,8 @@ class FakeEngine:
                 self.aborted.append(request.request_id)
 
     async def swap(self, weights: Weights) -> SwapReport:
+        if self.swap_errors:
+            raise self.swap_errors.pop(0)
         self.version = weights.version
         self.swapped.append(weights.version)
         await self._note()
@@ -184,7 +191,7 @@ class Bench:
     folder: Path
     client: FakeClient
     engine: FakeEngine = field(default_factory=FakeEngine)
-    follower: FakeFollower = field(default_factory=FakeFollower)
+    follower: FakeFollower | WeightsFollower = field(default_factory=FakeFollower)
     status: Status = field(default_factory=Status)
     concurrency: int = 2
     drain_s: float = 0.0
@@ -215,8 +222,8 @@ class Bench:
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module, "_STANDING_EVERY_S", 0.01)
-    monkeypatch.setattr(loop_module, "_DRAIN_PATIENCE_S", 0.2)
+    monkeypatch.setattr(standing, "_EVERY_S", 0.01)
+    monkeypatch.setattr(handing_in, "_DRAIN_PATIENCE_S", 0.2)
 
 
 async def test_a_lease_becomes_a_signed_rollout_with_a_receipt(tmp_path: Path) -> None:
@@ -356,7 +363,7 @@ async def test_a_rejection_is_logged_once_with_what_was_measured(
         ),
     ]
     for _ in range(2):
-        await bench.worker._ask_standing()
+        await bench.worker._standing.ask()
     line = "aaaaaaaaaaaa  rejected (proof: other weights); measured: proof_mantissa_mean 7.25 (at most 3.6)"
     assert [record.getMessage() for record in caplog.records] == [line]
     assert bench.status.last_reason == "proof: other weights"
@@ -376,7 +383,7 @@ async def test_a_damaged_file_in_the_outbox_stops_nothing(tmp_path: Path) -> Non
 async def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from coordinator.client import Backoff
 
-    monkeypatch.setattr(loop_module, "Backoff", lambda *_: Backoff(0.001, 0.001))
+    monkeypatch.setattr(handing_in, "Backoff", lambda *_: Backoff(0.001, 0.001))
     bench = Bench(tmp_path, FakeClient([make_lease(0)]))
     put, failures = bench.outbox.put, [OSError(28, "No space left on device")]
 
@@ -438,6 +445,64 @@ async def test_new_weights_are_swapped_in_flight(tmp_path: Path) -> None:
     assert (bench.status.policy_version, bench.status.swaps, bench.status.last_swap_s) == (1, 1, 0.25)
 
 
+class OneVersion:
+    """A source of version 0 first and of version 1 ever after."""
+
+    async def head(self, after: int | None, wait_s: float) -> Any:
+        if after == 1:
+            return await asyncio.Event().wait()
+        version = 0 if after is None else 1
+        return SimpleNamespace(version=version, manifest_digest=version_digest(version))
+
+    async def fetch(self, version: int, expected: str, on_progress: Any) -> Path:
+        return Path(f"/weights/{version}")
+
+    def prune(self, keep: set[int]) -> None:
+        pass
+
+
+def following(status: Status) -> WeightsFollower:
+    return WeightsFollower(OneVersion(), make_terms(), status)  # type: ignore[arg-type]
+
+
+async def test_a_swap_that_fails_is_tried_again_and_generation_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(weights_module, "_SWAP_RETRY_S", 0.01)
+    status = Status()
+    bench = Bench(tmp_path, FakeClient([make_lease(0)]), follower=following(status), status=status)
+    bench.engine.swap_errors = [SwapFailed("out of memory; the engine goes on with version 0")]
+    running = bench.start()
+    await bench.engine.until(lambda: bench.engine.swapped == [1])
+    bench.engine.finish.set()
+    await bench.client.until(lambda: len(bench.client.submitted) == 1)
+    await bench.stop(running)
+    assert "staying with version 0: out of memory" in caplog.text
+    assert bench.engine.aborted == []
+    assert (status.policy_version, status.swaps, status.swap_failure) == (1, 1, "")
+
+
+async def test_what_a_failed_swap_said_is_shown_until_one_succeeds(tmp_path: Path) -> None:
+    status = Status()
+    bench = Bench(tmp_path, FakeClient(), follower=following(status), status=status)
+    bench.engine.swap_errors = [SwapFailed("out of memory")]
+    running = bench.start()
+    await bench.client.until(lambda: status.swap_failure != "")
+    assert one_line(status).endswith("newer weights not loaded: out of memory")
+    assert (status.policy_version, status.phase, running.done()) == (0, "working", False)
+    await bench.stop(running)
+
+
+async def test_an_engine_that_does_not_survive_a_swap_ends_the_worker(tmp_path: Path) -> None:
+    status = Status()
+    bench = Bench(tmp_path, FakeClient(), follower=following(status), status=status)
+    bench.engine.swap_errors = [OurFault("nor could version 0 be loaded again: restart the worker")]
+    with pytest.raises(OurFault, match="restart the worker"):
+        async with asyncio.timeout(DEADLINE_S):
+            await bench.worker.run()
+    assert bench.engine.closed
+
+
 async def test_a_lease_waits_for_the_version_it_asks_for(tmp_path: Path) -> None:
     bench = Bench(tmp_path, FakeClient([make_lease(0, min_version=2), make_lease(1)]))
     running = bench.start()
@@ -463,7 +528,7 @@ async def test_stopping_before_there_are_weights_ends_at_once(tmp_path: Path) ->
 async def test_without_a_receipt_a_rollout_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: WorkerFault | OurFault
 ) -> None:
-    monkeypatch.setattr(loop_module, "_RESUBMIT_S", 0.01)
+    monkeypatch.setattr(handing_in, "_RESUBMIT_S", 0.01)
     bench = Bench(tmp_path, FakeClient([make_lease(0)]))
     bench.client.refuse = fault
     bench.engine.finish.set()

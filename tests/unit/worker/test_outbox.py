@@ -29,6 +29,21 @@ def test_what_is_put_waits_until_it_is_removed(tmp_path: Path) -> None:
     assert outbox.waiting() == []
 
 
+def test_what_is_put_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes are synced under the temporary name, then the folder is, which holds the name that stays."""
+    synced: list[set[str]] = []
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").readlink() == tmp_path:
+            synced.append({path.suffix for path in tmp_path.iterdir()})
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    Outbox(tmp_path).put(envelope())
+    assert synced == [{".rollout"}]
+
+
 def test_it_survives_the_process(tmp_path: Path) -> None:
     identifier = Outbox(tmp_path).put(envelope())
     assert Outbox(tmp_path).get(identifier) == envelope()

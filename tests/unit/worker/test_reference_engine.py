@@ -13,7 +13,7 @@ from protocol import gumbel, toploc
 from protocol.errors import OurFault, UserError
 from protocol.rollout import SamplingParams, StopReason
 from tests.tiny_model import build_other_tiny_model, build_tiny_model
-from worker.engine import Generation, GenerationRequest, Progress, Weights
+from worker.engine import Generation, GenerationRequest, Progress, SwapFailed, Weights
 from worker.reference_engine import ReferenceEngine
 
 PROMPT = tuple(range(40, 60))
@@ -123,7 +123,7 @@ async def test_closing_the_iterator_forgets_the_request(
 
 
 async def test_an_unloadable_version_leaves_the_old_one(engine: ReferenceEngine, tmp_path: Path) -> None:
-    with pytest.raises(OurFault, match="version 5"):
+    with pytest.raises(SwapFailed, match="version 5"):
         await engine.swap(Weights(5, "sha256:5", tmp_path / "nowhere"))
     assert (await finish(engine, request(tokens=2))).spans[0].version == 0
 

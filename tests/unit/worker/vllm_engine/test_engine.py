@@ -7,7 +7,7 @@ import pytest
 
 from protocol.errors import OurFault
 from tests.tiny_model import build_other_tiny_model, build_tiny_model
-from worker.engine import Weights
+from worker.engine import SwapFailed, Weights
 from worker.vllm_engine.engine import VllmEngine, VllmEngineConfig
 from worker.vllm_engine.engine_log import EngineLog
 
@@ -71,15 +71,16 @@ async def test_a_swap_pauses_loads_labels_and_resumes(engine: VllmEngine, vllm: 
 
 async def test_a_failed_reload_restores_the_old_weights(engine: VllmEngine, vllm: ScriptedVllm, versions) -> None:
     vllm.failing = {versions[1].path}
-    with pytest.raises(OurFault, match=r"version 4 failed: RuntimeError: out of memory; .* goes on with version 3"):
+    with pytest.raises(SwapFailed, match=r"version 4 failed: RuntimeError: out of memory; .* goes on with version 3"):
         await engine.swap(versions[1])
     assert vllm.calls == ["pause", "load new", "load old", "resume"]
 
 
 async def test_an_engine_with_weights_of_no_version_stops(engine: VllmEngine, vllm: ScriptedVllm, versions) -> None:
     vllm.failing = {weights.path for weights in versions}
-    with pytest.raises(OurFault, match="restart the worker"):
+    with pytest.raises(OurFault, match="restart the worker") as raised:
         await engine.swap(versions[1])
+    assert not isinstance(raised.value, SwapFailed)
     assert vllm.calls == ["pause", "load new", "load old", "shutdown"]
     with pytest.raises(OurFault, match="restart the worker"):
         await engine.swap(versions[0])
@@ -102,18 +103,16 @@ async def test_a_cancelled_swap_still_ends_with_the_right_label(
 async def test_nothing_is_paused_for_weights_that_cannot_be_loaded(
     engine: VllmEngine, vllm: ScriptedVllm, tmp_path: Path
 ) -> None:
-    with pytest.raises(OurFault, match=r"config\.json"):
+    with pytest.raises(SwapFailed, match=r"config\.json"):
         await engine.swap(Weights(5, "sha256:5", tmp_path / "nowhere"))
     assert vllm.calls == []
 
 
-def test_the_log_quotes_the_error_itself() -> None:
-    log = EngineLog("ERROR")
+def test_the_log_quotes_the_error_itself(tmp_path: Path) -> None:
+    log = EngineLog(tmp_path, "ERROR")
     assert log.last_error() == ""
     (log.config_path.parent / "errors.log").write_text(
         "EngineCore failed to start.\nTraceback (most recent call last):\n  File x\nValueError: no memory for the cache\n"
         "RuntimeError: Engine core initialization failed. See root cause above.\n"
     )
     assert log.last_error() == "ValueError: no memory for the cache"
-    log.remove()
-    assert not log.config_path.exists()
