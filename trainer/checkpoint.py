@@ -5,7 +5,7 @@ A checkpoint is a folder `checkpoint-<step, 8 digits>`:
     weights.safetensors    the model's parameters and buffers as they are in memory (float32 masters where it trains so)
     optimizer.pt           the optimizer's state, tensors and plain values only (read with weights_only)
     companions.pt          state of what trains beside the policy (a critic, averages); only where there is any
-    state.json             step, policy version, counters, generator states, and the SHA-256 of the others
+    state.json             step, policy version, counters, generator states, and the SHA-256 of the others and of itself
 
 It is written beside its place, synced, and renamed there: a folder with that name is complete, and one that was damaged
 since (by its digests) is passed over for the one before it. Where a step is saved again, its folder is moved aside first, to
@@ -22,6 +22,7 @@ import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,8 @@ from protocol.disk import sync
 from protocol.errors import OurFault, UserError
 
 _NAME = re.compile(r"checkpoint-(\d{8,})|\.checkpoint-(\d{8,})\.replaced")
-_FORMAT = 1
+_FORMAT = 2
+_UNREADABLE = (OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError, SafetensorError, UnpicklingError)
 _PARTS = ("weights.safetensors", "optimizer.pt")
 _COMPANIONS = "companions.pt"
 _KNOWN = (*_PARTS, _COMPANIONS)
@@ -58,7 +60,9 @@ class Checkpoint:
 
 
 def save_checkpoint(root: Path, checkpoint: Checkpoint, keep: int = 2) -> Path:
-    """Write `checkpoint` below `root` and delete all but the newest `keep` ≥ 1. Returns its folder.
+    """Write `checkpoint` below `root` and delete all but the newest `keep` ≥ 1 up to it. Returns its folder.
+
+    Later ones are damaged, or the trainer would have gone on from them: they don't count, and stay until they are replaced.
 
     Raises OurFault if the disk refuses; what was there before is still there then.
     """
@@ -81,7 +85,7 @@ def save_checkpoint(root: Path, checkpoint: Checkpoint, keep: int = 2) -> Path:
             shutil.rmtree(_aside(folder), ignore_errors=True)
     except (OSError, RuntimeError, SafetensorError) as error:  # how files, torch and safetensors say it
         raise OurFault(f"cannot write the checkpoint {target}: {error}; free space or fix permissions") from error
-    for old in checkpoints(root)[keep:]:
+    for old in [folder for step, folder in numbered(root) if step <= checkpoint.step][keep:]:
         shutil.rmtree(old, ignore_errors=True)
     return target
 
@@ -108,6 +112,8 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         state = json.loads((folder / "state.json").read_text())
         if state["format"] != _FORMAT:
             raise UserError(f"{folder.name} has format {state['format']}; this trainer reads format {_FORMAT}")
+        if state.pop("seal") != _seal(state):
+            raise UserError(f"{folder.name}: state.json is damaged (its digest differs)")
         for name in {*_PARTS, *state["digests"]}:
             if name not in _KNOWN or _digest(folder / name) != state["digests"][name]:
                 raise UserError(f"{folder.name}: {name} is damaged (its digest differs)")
@@ -120,7 +126,9 @@ def load_checkpoint(folder: Path) -> Checkpoint:
             extra=state["extra"],
             companions=_companions(folder, state["digests"]),
         )
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except UserError:
+        raise
+    except _UNREADABLE as error:
         raise UserError(f"{folder.name} is incomplete ({type(error).__name__}: {error})") from error
 
 
@@ -160,9 +168,14 @@ def _write_parts(folder: Path, checkpoint: Checkpoint) -> None:
         "extra": checkpoint.extra,
         "digests": {name: _digest(folder / name) for name in names},
     }
-    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "state.json").write_text(json.dumps({**state, "seal": _seal(json.loads(json.dumps(state)))}))
     for path in (*(folder / name for name in names), folder / "state.json", folder):
         sync(path)
+
+
+def _seal(state: dict[str, Any]) -> str:
+    """SHA-256 of everything else in state.json."""
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def _companions(folder: Path, digests: dict[str, str]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class TrainerConfig(BaseModel):
     behaviour policy in the loss: `trusted` (the verifier's), `snapshot` (the step-start policy's), `ewma`.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     coordinator: str = "127.0.0.1:7449"
     coordinator_ca: Path | None = None
@@ -61,11 +61,11 @@ class TrainerConfig(BaseModel):
     weight_decay: float = Field(0.0, ge=0)
     warmup_steps: int = Field(0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
-    skip_grad_norm: float = Field(math.inf, gt=0)
+    skip_grad_norm: float = Field(math.inf, gt=0, allow_inf_nan=True)
     max_skipped_steps: int = Field(5, ge=1)
     alarm_effective_sample_size: float = Field(0.3, ge=0, le=1)
-    alarm_kl: float = Field(0.3, gt=0)
-    alarm_fresh_kl: float = Field(0.01, gt=0)
+    alarm_kl: float = Field(0.3, gt=0, allow_inf_nan=True)
+    alarm_fresh_kl: float = Field(0.01, gt=0, allow_inf_nan=True)
     alarm_entropy_share: float = Field(0.1, ge=0, le=1)
     token_budget: int = Field(4096, ge=16)
     share_prompts: bool = True
@@ -157,8 +157,11 @@ def load_trainer_run(path: Path) -> TrainerRun:
     model = values.get("model")
     if not isinstance(model, dict) or not isinstance(model.get("path"), str):
         raise UserError(f"{path}: model.path: the folder of the initial policy is missing")
+    section = values.get("trainer", {})
+    if not isinstance(section, dict):
+        raise UserError(f"{path}: [trainer] must be a table, got {section!r}")
     try:
-        config = TrainerConfig(**values.get("trainer", {}))
+        config = TrainerConfig(**section)
     except ValidationError as error:
         errors = [{**item, "loc": ("trainer", *item["loc"])} for item in error.errors()]
         raise UserError(explain_validation(errors, str(path))) from None

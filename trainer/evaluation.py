@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -52,8 +53,8 @@ class Plan:
             raise UserError(f"--tasks and --samples must be at least 1, got {self.tasks} and {self.samples}")
         if not self.ks or not all(1 <= k <= self.samples for k in self.ks):
             raise UserError(f"every k must be between 1 and --samples = {self.samples}, got {list(self.ks)}")
-        if self.temperature < 0.0:
-            raise UserError(f"--temperature must be at least 0, got {self.temperature}")
+        if not 0.0 <= self.temperature < math.inf:
+            raise UserError(f"--temperature must be at least 0 and finite, got {self.temperature}")
         if self.temperature == 0.0 and self.engine != BUILTIN:
             raise UserError(
                 f"--engine {self.engine} samples, as workers do: take a --temperature above 0, or --engine {BUILTIN}"
@@ -77,10 +78,15 @@ def sections_of(path: Path) -> tuple[list[Section], tuple[int, ...]]:
     try:
         eos = tuple(int(token) for token in values["sampling"]["eos_token_ids"])
         found = [_section(entry) for entry in values["environments"]]
+    except UserError:
+        raise
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{path}: [sampling] eos_token_ids and [[environments]] (name, max_tokens) are needed ({error!r})"
         ) from None
+    names = [section.name for section in found]
+    if not names or len(set(names)) < len(names) or any(section.max_tokens < 1 for section in found):
+        raise UserError(f"{path}: [[environments]] must be there, with names of their own and max_tokens of at least 1")
     return found, eos
 
 
@@ -93,6 +99,16 @@ def temperature_of(path: Path) -> float:
         raise UserError(f"{path}: [sampling] temperature must be a number") from None
 
 
+def _check_place(out: Path) -> None:
+    """Raise UserError, before hours of work, if no result can be written there."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {out}: {error.strerror} ({out.parent}); choose another file") from None
+    if out.is_dir():
+        raise UserError(f"--out {out} is a folder: name a file in it")
+
+
 def _section(entry: dict[str, Any]) -> Section:
     name = str(entry["name"])
     kind, params = str(entry.get("kind", name)), dict(entry.get("params", {}))
@@ -101,14 +117,13 @@ def _section(entry: dict[str, Any]) -> Section:
 
 
 class Progress:
-    """Scores per environment and task, on the disk chunk by chunk. Raises UserError for a file of another evaluation."""
+    """Scores per environment and task, on the disk chunk by chunk. Raises UserError for a file of another evaluation, or a
+    damaged one."""
 
     def __init__(self, path: Path, fingerprint: str) -> None:
         self._path = path
         self.scores: dict[str, dict[int, list[float]]] = {}
-        if path.exists():
-            self._read(fingerprint)
-        else:
+        if not path.exists() or not self._read(fingerprint):
             self._append({"fingerprint": fingerprint})
 
     def add(self, environment: str, scores: dict[int, list[float]]) -> None:
@@ -126,25 +141,39 @@ class Progress:
             file.flush()
             os.fsync(file.fileno())
 
-    def _read(self, fingerprint: str) -> None:
-        whole = [line for line in self._path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        # A line that was being written when it was interrupted is not there.
-        self._path.write_text("".join(whole))
-        lines = [json.loads(line) for line in whole]
-        if not lines or lines[0].get("fingerprint") != fingerprint:
-            raise UserError(f"{self._path} is of another evaluation: delete it, or choose another --out")
-        for line in lines[1:]:
-            chunk = {int(index): scores for index, scores in line["scores"].items()}
-            self.scores.setdefault(line["environment"], {}).update(chunk)
+    def _read(self, fingerprint: str) -> bool:
+        """Take in what is there; whether there is a whole line at all."""
+        data = self._path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):  # a line that was being written when it was interrupted
+            os.truncate(self._path, whole)
+        try:
+            lines = [json.loads(line) for line in data[:whole].decode().splitlines()]
+            if lines and lines[0]["fingerprint"] != fingerprint:
+                raise UserError(f"{self._path} is of another evaluation: delete it, or choose another --out")
+            for line in lines[1:]:
+                chunk = {int(index): list(scores) for index, scores in line["scores"].items()}
+                self.scores.setdefault(line["environment"], {}).update(chunk)
+        except UserError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{self._path} is damaged ({error!r}): delete it to begin anew") from None
+        return bool(lines)
 
 
 def fingerprint(plan: Plan, sections: Sequence[Section], eos: Sequence[int]) -> str:
     """A digest of everything that the scores depend on, the weights included."""
     digest = hashlib.sha256()
-    for file in sorted(plan.model.glob("*.safetensors")):
+    for file in sorted((*plan.model.glob("*.safetensors"), *plan.model.glob("*.json"))):
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
-    described = {**asdict(plan), "model": "", "eos": list(eos), "environments": [_described(each) for each in sections]}
+    described = {
+        **asdict(plan),
+        "model": "",
+        "ks": [],
+        "eos": list(eos),
+        "environments": [_described(each) for each in sections],
+    }
     digest.update(json.dumps(described, sort_keys=True, default=str).encode())
     return digest.hexdigest()
 
@@ -173,7 +202,7 @@ async def run_evaluation(config: Path, plan: Plan, out: Path, sampler: Sampler |
     sections, eos = sections_of(config)
     if not (plan.model / "tokenizer.json").is_file():
         raise UserError(f"{plan.model} holds no tokenizer.json: --model must be a Hugging Face folder")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    _check_place(out)
     progress = Progress(out.with_name(out.name + ".partial"), fingerprint(plan, sections, eos))
     tokenizer = Tokenizer.from_file(str(plan.model / "tokenizer.json"))
     sampler, scorer = sampler or TransformersSampler(), Scorer()

@@ -152,7 +152,13 @@ class Trainer:
         checkpoint, damaged = found
         for sentence in damaged:
             log.warning("%s; using an older checkpoint", sentence, extra={"action": "damaged_checkpoint"})
-        crew.restore(checkpoint)
+        try:
+            crew.restore(checkpoint)
+        except (ValueError, KeyError) as error:
+            raise UserError(
+                f"the checkpoint in {self._config.checkpoints} is of another model or optimizer ({error}): put [model] and "
+                "[trainer] back as they were, or choose another folder for checkpoints"
+            ) from error
         self._saved = checkpoint.step
         self._watch.entropies[:] = checkpoint.extra.get("first_entropies", [])
         return checkpoint.step, checkpoint.policy_version, int(checkpoint.extra.get("unpublished", 0))

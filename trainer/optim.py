@@ -12,7 +12,7 @@ import torch
 
 from protocol.errors import UserError
 from trainer.muon import Muon
-from trainer.sharding import divided_like, whole
+from trainer.sharding import divided_like, own_part, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,9 @@ class Optimizer:
         return {"adamw": self._adamw.state_dict(), "masters": own, "counters": counters, **muon}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`, sharing nothing with it. Raises ValueError if it is of another model."""
+        """Go on from a `state_dict`, sharing nothing with it, once the model has its weights: what was saved in float32 has no
+        masters of its own. Raises ValueError if it is of another model.
+        """
         state = copy.deepcopy(state)
         if len(state["masters"]) != len(self._masters):
             raise ValueError(f"optimizer state of {len(state['masters'])} parameters for {len(self._masters)}")
@@ -143,9 +145,11 @@ class Optimizer:
         if self._muon is not None:
             self._muon.load_state_dict(_divided(state["muon"], self._muon))
         self.counters = Counters(**state["counters"])
-        for saved, master in zip(state["masters"], self._masters, strict=True):
+        for saved, master, parameter in zip(state["masters"], self._masters, self._parameters, strict=True):
             if saved is not None:
                 master.data.copy_(divided_like(saved, master))
+            elif master is not parameter:
+                own_part(master.data).copy_(own_part(parameter.detach()))
 
     def _collect(self) -> None:
         """Move gradients of lower precision to their masters."""

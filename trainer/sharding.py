@@ -82,9 +82,12 @@ def divided_like(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def load_whole(model: Any, weights: Mapping[str, torch.Tensor]) -> None:
-    """Load whole weights into a model that may be divided. Raises ValueError if names differ."""
+    """Load whole weights into a model that may be divided. Raises ValueError if names or shapes differ, nothing loaded then."""
     own = model.state_dict()
     if own.keys() != weights.keys():
         raise ValueError(f"the weights' names differ: {sorted(own.keys() ^ weights.keys())[:3]}")
+    for name, tensor in own.items():
+        if weights[name].shape != tensor.shape:
+            raise ValueError(f"{name} has shape {tuple(weights[name].shape)}, not {tuple(tensor.shape)}")
     for name, tensor in own.items():
         tensor.copy_(divided_like(weights[name].to(tensor.dtype), tensor))

@@ -7,6 +7,9 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, get_type_hints
 
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+
 from protocol.errors import UserError
 from trainer.losses.a3po import A3po
 from trainer.losses.async_ppo import AsyncPpo
@@ -123,11 +126,26 @@ def _make(kind: str, known: Mapping[str, type[Part]], base: type[Part], name: st
     if unknown:
         takes = ", ".join(fields) or "none"
         raise UserError(f"the {kind} {name!r} has no parameter {', '.join(unknown)}; it takes {takes}")
-    for key, value in params.items():
-        kinds = (int, float) if hints[key] is float else hints[key]
-        if not isinstance(value, kinds) or isinstance(value, bool) != (hints[key] is bool):
-            raise UserError(f"the {kind} {name!r}: {key} must be of type {hints[key].__name__}, got {value!r}")
-    return cls(**params)
+    fitting = {key: _fitting(f"the {kind} {name!r}: {key}", hints[key], value) for key, value in params.items()}
+    try:
+        return cls(**fitting)
+    except UserError:
+        raise
+    except (TypeError, ValueError) as error:  # a field left out, a method that is missing, its own check
+        raise UserError(f"the {kind} {name!r} can't be made: {error}") from error
+
+
+def _fitting(what: str, hint: Any, value: Any) -> Any:
+    """The value as a field of that type takes it: plain types exactly, others (tuples, choices, …) as pydantic reads them."""
+    if hint in (bool, int, float, str):
+        kinds = (int, float) if hint is float else hint
+        if not isinstance(value, kinds) or isinstance(value, bool) != (hint is bool):
+            raise UserError(f"{what} must be of type {hint.__name__}, got {value!r}")
+        return value
+    try:
+        return TypeAdapter(hint).validate_python(value)
+    except (ValidationError, PydanticUserError) as error:
+        raise UserError(f"{what} must be of type {hint}, got {value!r} ({error})") from error
 
 
 def _own(kind: str, known: Mapping[str, type[Part]], base: type[Part], name: str) -> type[Part]:
@@ -136,8 +154,11 @@ def _own(kind: str, known: Mapping[str, type[Part]], base: type[Part], name: str
     module_name, _, class_name = name.partition(":")
     try:
         cls = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"cannot load the {kind} {name!r}: {error}") from error
-    if not (isinstance(cls, type) and issubclass(cls, base) and dataclasses.is_dataclass(cls)):
-        raise UserError(f"the {kind} {name!r} must be a dataclass that derives from trainer.losses.{base.__name__}")
+    except Exception as error:  # whatever somebody's own module does as it is imported
+        raise UserError(f"cannot load the {kind} {name!r}: {type(error).__name__}: {error}") from error
+    derives = isinstance(cls, type) and issubclass(cls, base)
+    if not derives or "__dataclass_fields__" not in vars(cls):  # inherited fields are not its own
+        raise UserError(
+            f"the {kind} {name!r} must be a class with @dataclass of its own that derives from trainer.losses.{base.__name__}"
+        )
     return cls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import resource
 import signal
@@ -55,6 +56,20 @@ def test_the_newest_are_kept(tmp_path):
         save_checkpoint(tmp_path, simple(12), keep=0)
 
 
+def test_a_damaged_later_one_takes_no_ones_place(tmp_path):
+    """The trainer went on from the one before, and saves its step again."""
+    save_checkpoint(tmp_path, simple(3), keep=1)
+    flip(save_checkpoint(tmp_path, simple(5), keep=1) / "weights.safetensors")
+    save_checkpoint(tmp_path, simple(4), keep=1)
+    found = load_latest(tmp_path)
+    assert found is not None and found[0].step == 4
+
+
+def edit(folder: Path, **values: object) -> None:
+    state = json.loads((folder / "state.json").read_text())
+    (folder / "state.json").write_text(json.dumps({**state, **values}))
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -70,6 +85,10 @@ def flip(path: Path) -> None:
         lambda folder: (folder / "state.json").write_text("{"),
         lambda folder: (folder / "state.json").write_bytes((folder / "state.json").read_bytes()[:-1] + b"\xff"),
         lambda folder: (folder / "state.json").write_text('{"format": 99}'),
+        lambda folder: (folder / "state.json").write_text("[" * 100_000),
+        lambda folder: edit(folder, policy_version=7),
+        lambda folder: edit(folder, step="2"),
+        lambda folder: edit(folder, extra=None),
     ],
 )
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, damage):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -96,6 +97,42 @@ async def test_a_partial_file_of_something_else_is_refused(tmp_path: Path, confi
     (tmp_path / "out.json.partial").write_text('{"fingerprint": "other"}\n')
     with pytest.raises(UserError, match="another evaluation"):
         await run_evaluation(config, Plan(model), tmp_path / "out.json")
+
+
+@pytest.mark.parametrize("torn", ["", '{"finger'], ids=["empty", "torn"])
+async def test_a_partial_file_without_a_whole_line_is_begun_anew(
+    tmp_path: Path, config: Path, model: Path, torn: str
+) -> None:
+    (tmp_path / "out.json.partial").write_text(torn)
+    plan = Plan(model, tasks=4, samples=2, ks=(1,))
+    assert (await run_evaluation(config, plan, tmp_path / "out.json"))["environments"]["sums"]["tasks"] == 4
+
+
+@pytest.mark.parametrize("line", [b"\xff\n", b"{\n", b'{"environment": "sums"}\n', b"\0\0\n", b"[]\n"])
+def test_a_damaged_partial_file_is_named(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "out.partial"
+    Progress(path, "same").add("sums", {0: [1.0]})
+    path.write_bytes(path.read_bytes() + line)
+    with pytest.raises(UserError, match="is damaged"):
+        Progress(path, "same")
+
+
+async def test_a_place_that_takes_no_result_is_said_before_the_work(tmp_path: Path, config: Path, model: Path) -> None:
+    with pytest.raises(UserError, match="is a folder"):
+        await run_evaluation(config, Plan(model), tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="choose another file"):
+        await run_evaluation(config, Plan(model), tmp_path / "file" / "out.json")
+
+
+async def test_scores_depend_on_the_tokenizer_and_not_on_k(config: Path, model: Path, tmp_path: Path) -> None:
+    sections, eos = sections_of(config)
+    plan = Plan(model, samples=4, ks=(1,))
+    assert fingerprint(replace(plan, ks=(4,)), sections, eos) == fingerprint(plan, sections, eos)
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    (other / "tokenizer.json").write_text("{}")
+    assert fingerprint(replace(plan, model=other), sections, eos) != fingerprint(plan, sections, eos)
 
 
 def test_a_summary_by_hand() -> None:

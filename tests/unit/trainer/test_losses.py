@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -121,3 +122,57 @@ def test_each_says_its_formula_and_its_source(name):
     text = __import__("sys").modules[LOSSES[name].__module__].__doc__
     assert "Source" in text
     assert LOSSES[name].__doc__
+
+
+@dataclass(frozen=True)
+class Banded(PgIs):
+    """Somebody's own, with fields of other types than the built-in ones."""
+
+    band: tuple[float, float] = (0.5, 2.0)
+    needed: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.band[0] > self.band[1]:
+            raise ValueError("the band is empty")
+
+
+class Forgetful(PgIs):
+    """Without @dataclass."""
+
+    clip: float = 0.2
+
+
+@dataclass(frozen=True)
+class Demanding(PgIs):
+    clip: float = field(kw_only=True)
+
+
+def test_fields_of_ones_own_types_are_taken_and_checked() -> None:
+    made = make_loss(f"{__name__}:Banded", band=[0.1, 1.0], needed=3)
+    assert (made.band, made.needed) == ((0.1, 1.0), 3)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "said"),
+    [
+        ("Banded", {"band": [1.0]}, "band must be of type tuple"),
+        ("Banded", {"needed": "many"}, "needed must be of type"),
+        ("Banded", {"band": [2.0, 1.0]}, "the band is empty"),
+        ("Demanding", {}, "clip"),
+        ("Forgetful", {"clip": 0.1}, "@dataclass of its own"),
+    ],
+)
+def test_a_mistake_in_ones_own_is_said_in_a_sentence(name: str, params: dict[str, object], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        make_loss(f"{__name__}:{name}", **params)
+
+
+@pytest.mark.parametrize("source", ["def", "raise OSError('no card')"], ids=["syntax", "raises"])
+def test_a_module_that_cannot_be_imported_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    (tmp_path / "broken_objective.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="cannot load the loss 'broken_objective:Mine'"):
+        make_loss("broken_objective:Mine")

@@ -82,6 +82,22 @@ def test_a_restored_optimizer_goes_on_exactly(dtype):
     assert resumed_optimizer.counters == whole_optimizer.counters
 
 
+@pytest.mark.parametrize(("before", "after"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
+def test_training_goes_on_in_another_precision(before, after):
+    """The weights come first; a float32 state has no masters, so those of bfloat16 begin at what the weights are."""
+    trained = parameter([1.0, -2.0], before)
+    optimizer = Optimizer([trained], OptimizerSettings(lr=0.5))
+    trained.grad = torch.ones_like(trained)
+    optimizer.step()
+    resumed = parameter([1.0, -2.0], after)
+    going_on = Optimizer([resumed], OptimizerSettings(lr=1e-6))
+    resumed.data.copy_(trained.detach())
+    going_on.load_state_dict(optimizer.state_dict())
+    resumed.grad = torch.ones_like(resumed)
+    going_on.step()
+    assert resumed.tolist() == pytest.approx([0.5, -2.5], abs=0.01)
+
+
 def test_the_state_of_another_model_is_refused():
     state = Optimizer([parameter([1.0])], OptimizerSettings()).state_dict()
     with pytest.raises(ValueError, match="1 parameters for 2"):
