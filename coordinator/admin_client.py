@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 
 from protocol.errors import OurFault, UserError
-from protocol.trust import Trust, is_loopback
+from protocol.trust import Trust, is_loopback, why_unreachable
 
 _TIMEOUT = aiohttp.ClientTimeout(total=30)
 
@@ -45,4 +45,4 @@ async def act(url: str, token: str, ca: Path | None, action: str, arguments: Map
         if isinstance(error, UserError):
             raise
         mendable = await trust.explain(error)
-        raise (mendable or UserError(f"cannot reach {trust.url}: {error or type(error).__name__}")) from None
+        raise (mendable or UserError(f"cannot reach {trust.url}: {why_unreachable(error)}")) from None

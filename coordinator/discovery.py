@@ -11,7 +11,7 @@ import aiohttp
 from coordinator.channel import Backoff, parse_endpoint
 from protocol.errors import UserError
 from protocol.terms import WELL_KNOWN_PATH, RunTerms, parse_terms
-from protocol.trust import Trust, is_loopback
+from protocol.trust import Trust, is_loopback, why_unreachable
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +41,11 @@ async def fetch_terms(
             mendable = await trust.explain(error)
             if mendable is not None:
                 raise mendable from None
-            problem = f"cannot reach {trust.url} ({error or type(error).__name__})"
+            problem = f"cannot reach {trust.url} ({why_unreachable(error)})"
         if patience_s is not None and time.monotonic() - begun >= patience_s:
             raise UserError(f"{problem}: check the URL, and that the coordinator runs")
         seconds = await backoff.pause()
-        on_retry(f"{problem}; trying again (waited {seconds:.1f} s)")
+        on_retry(f"{problem}; trying again (waited {seconds:.1f} s): is the URL right, and does the coordinator run?")
 
 
 async def _ask(trust: Trust) -> RunTerms | str:

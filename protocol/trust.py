@@ -94,8 +94,8 @@ class Trust:
             shown = "nothing"
         if shown != self._pin:
             raise UserError(
-                f"{self.url} shows another authority than the one pinned in the URL (sha256 {shown[:16]}… instead of "
-                f"{self._pin[:16]}…): someone may stand between. If the operator made a new one, ask for the new URL"
+                f"{self.url} shows another authority than the one pinned in the URL (sha256 {shown} instead of "
+                f"{self._pin}): someone may stand between. If the operator made a new one, ask for the new URL"
             )
         return pem
 
@@ -113,6 +113,16 @@ class Trust:
                 f"{self.url} speaks TLS: use https:// (the operator's URL with #sha256=… if it has an authority of its own)"
             )
         return None
+
+
+def why_unreachable(error: BaseException) -> str:
+    """What a person can read of a failed request: the system's words, without Python's objects."""
+    import aiohttp
+
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    return (getattr(cause, "strerror", None) or str(cause) or type(error).__name__).strip()
 
 
 def is_loopback(host: str) -> bool:

@@ -5,6 +5,7 @@ The file is ROLLSWARM_WORKER_CONFIG, or rollswarm/worker.toml in the user's conf
 
 from __future__ import annotations
 
+import difflib
 import os
 import platform
 import tomllib
@@ -96,6 +97,18 @@ class WorkerConfig(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The first that has a field decides."""
         return init_settings, env_settings, InitSettingsSource(settings_cls, file_values())
+
+
+def check_environment() -> None:
+    """Raise UserError for a variable that looks like a setting and is none: a typo would be passed over in silence."""
+    known = {f"{_PREFIX}{name.upper()}" for name in (*WorkerConfig.model_fields, "config")}
+    unknown = sorted(name for name in os.environ if name.upper().startswith(_PREFIX) and name.upper() not in known)
+    if unknown:
+        close = difflib.get_close_matches(unknown[0].upper(), known, 1)
+        raise UserError(
+            f"there is no setting {unknown[0]}"
+            + (f": did you mean {close[0]}?" if close else "; `worker config` shows them")
+        )
 
 
 def origins(flags: Collection[str]) -> dict[str, str]:

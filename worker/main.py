@@ -135,8 +135,9 @@ def _config(**flags: Any) -> Any:
     from pydantic import ValidationError
 
     from protocol.errors import UserError, explain_validation
-    from worker.config import WorkerConfig
+    from worker.config import WorkerConfig, check_environment
 
+    check_environment()
     try:
         return WorkerConfig(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:

@@ -16,6 +16,7 @@ import aiohttp
 from coordinator.client import Trust
 from protocol.errors import RollswarmError
 from protocol.manifest import Manifest
+from protocol.trust import why_unreachable
 from shardcast.client import ShardcastClient
 from worker.doctor.checks import Relay
 
@@ -83,7 +84,7 @@ async def _relay(session: aiohttp.ClientSession, url: str) -> Relay:
         newest = health.get("complete") if isinstance(health, dict) else None
         return Relay(url, version=newest if isinstance(newest, int) and newest >= 0 else None)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        return Relay(url, str(error)[:200] or type(error).__name__)
+        return Relay(url, why_unreachable(error)[:200])
 
 
 async def newest_manifest(client: ShardcastClient) -> Manifest | None:

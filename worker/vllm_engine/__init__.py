@@ -2,6 +2,7 @@
 
 engine.py         VllmEngine: the contract of worker/engine.py on vLLM's AsyncLLM       (in the worker's process)
 reload.py         which checkpoints may be loaded in place of another                   (in the worker's process)
+context.py        how long a sequence may be with this model                            (in the worker's process)
 installed.py      whether vLLM is here at all, without importing it                     (in the worker's process)
 engine_log.py     the engine's own words, for errors                                    (in the worker's process)
 scratch.py        a temporary folder for the engine's log and sockets                   (in the worker's process)

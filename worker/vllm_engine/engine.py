@@ -28,6 +28,7 @@ from protocol.declaration import BF16
 from protocol.errors import OurFault, UserError
 from protocol.rollout import StopReason, VersionSpan
 from worker.engine import Generation, GenerationRequest, Progress, SwapFailed, SwapReport, Weights
+from worker.vllm_engine.context import within_context
 from worker.vllm_engine.engine_log import EngineLog
 from worker.vllm_engine.extension import TERMS_KEY
 from worker.vllm_engine.reload import require_loadable, require_replaceable
@@ -213,7 +214,7 @@ class VllmEngine:
         options: dict[str, Any] = {
             "kv_cache_memory_bytes": None if config.kv_cache_gib is None else int(config.kv_cache_gib * _GIB),
             "max_num_batched_tokens": config.max_num_batched_tokens,
-            "max_model_len": config.max_model_len,
+            "max_model_len": within_context(weights.path, config.max_model_len),
         }
         arguments = AsyncEngineArgs(
             model=str(weights.path),

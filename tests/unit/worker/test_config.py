@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from protocol.errors import UserError
-from worker.config import WorkerConfig, config_path, default_home, origins
+from worker.config import WorkerConfig, check_environment, config_path, default_home, origins
 
 
 @pytest.fixture(autouse=True)
@@ -66,3 +66,11 @@ def test_a_file_that_can_not_be_used_is_named(
         path.write_text(text)
     with pytest.raises(UserError, match=message):
         WorkerConfig()
+
+
+def test_a_variable_that_is_no_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLSWARM_WORKER_CONCURRENCY", "16")
+    check_environment()
+    monkeypatch.setenv("ROLLSWARM_WORKER_CONCURENCY", "16")
+    with pytest.raises(UserError, match="CONCURENCY: did you mean ROLLSWARM_WORKER_CONCURRENCY"):
+        check_environment()
