@@ -2,9 +2,9 @@
 
 Loops: `_take` asks each server again and again for a shard that no peer has yet (the server gives each shard to one
 client) and hands its pieces to libtorrent, which writes them and offers them to the peers; `_verify` hashes each shard
-from disk once libtorrent has all its pieces, and only then does it count. When the peers bring nothing for `stall_s`, or
-much less than a server would, everything that is missing is asked of the servers, whoever seems to have it; so peers can be
-useless or slow without holding anybody up.
+from disk once libtorrent has all its pieces, and only then does it count. When the peers bring nothing for `stall_s`,
+everything that is missing is asked of the servers, whoever seems to have it; so peers can be useless without holding
+anybody up.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import asyncio
 import hashlib
 import logging
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.errors import SourceFault
 from protocol.manifest import Shard
 from shardcast import bits
-from shardcast.bandwidth import RateMeter, Throttle
+from shardcast.bandwidth import Throttle
 from shardcast.filling import Filling
 from shardcast.partial import hash_range
 from shardcast.pulse import Pulse
@@ -35,7 +34,6 @@ _IDLE_S = 0.25
 _LOOK_S = 0.1  # what peers have is looked at this often at most
 _WAIT_S = 1.0  # how long a server may hold the question for a shard of its own share
 _SHARE_S = 0.5
-_WORTH = 1 / 8  # of a server's rate: peers that bring less together are not waited for
 _TRIES = 3  # wrong hashes of one shard on disk, after which peers are left alone
 
 
@@ -89,12 +87,11 @@ class SwarmDownload:
         self._from_servers = 0  # bytes
         self._name = secrets.token_hex(8)
         self._pulse = Pulse()
-        self._from_peers = RateMeter(limits.stall_s)
-        self._begun = self._last_byte = self._last_peer_piece = self._clock()
+        self._last_byte = self._last_peer_piece = self._clock()
 
     async def run(self) -> None:
         """Return when every shard is verified. Raises PeersUseless."""
-        self._begun = self._last_byte = self._last_peer_piece = self._clock()
+        self._last_byte = self._last_peer_piece = self._clock()
         self._member.on_piece = self._on_piece
         self._member.on_wrong = self._on_wrong
         try:
@@ -122,9 +119,7 @@ class SwarmDownload:
                 raise PeersUseless("no source helps peers")
             now = self._member.received()
             if now > received:  # of pieces that are not whole, too
-                self._last_byte = self._clock()
-                self._from_peers.add(now - received, self._last_byte)
-                received = now
+                received, self._last_byte = now, self._clock()
             if self._clock() - self._last_byte > self._limits.give_up_s:
                 raise PeersUseless(f"no byte came for {self._limits.give_up_s:.0f} s: {self._pool.report()}")
             await self._pulse.wait_until(lambda: len(self._partial.have) == len(self._shards), _IDLE_S)
@@ -148,6 +143,7 @@ class SwarmDownload:
 
     async def _take(self, source: Source, wanted: int) -> None:
         """Ask a server for one of the wanted shards, and hand its pieces on as they come."""
+        begin = self._clock()
         version = self._member.version
         with self._pool.in_flight(source):
             async with source.next_shard(version, wanted, len(self._shards), _WAIT_S, self._name) as offer:
@@ -162,7 +158,6 @@ class SwarmDownload:
                 if bits.has(self._taken, index):
                     return  # two questions were answered alike: the connection is dropped before the bytes come twice
                 self._taken |= 1 << index
-                begin = self._clock()  # from here on it is the server's pace, not its patience
                 try:
                     feed = Feed(self._pieces[index], shard.size, self._member.layout.piece_bytes)
                     await offer.read(shard.size, lambda chunks: self._feed(source, feed, chunks))
@@ -201,11 +196,7 @@ class SwarmDownload:
 
     @property
     def _stalled(self) -> bool:
-        now, patience = self._clock(), self._limits.stall_s
-        if now - self._last_peer_piece > patience:
-            return True
-        servers = [stats.throughput for stats in self._pool.stats.values() if stats.throughput is not None]
-        return now - self._begun > patience and are_slow(self._from_peers.rate(now), servers)
+        return self._clock() - self._last_peer_piece > self._limits.stall_s
 
     def _look(self) -> None:
         """Which shards no connected peer has a piece of; looked at now and then."""
@@ -295,15 +286,6 @@ class SwarmDownload:
             self._member.flush()
             await asyncio.sleep(_IDLE_S)
             self._whole.put_nowait(index)
-
-
-def are_slow(from_peers: float, of_servers: Sequence[float]) -> bool:
-    """Whether peers bring so little (bytes per second, all together) that servers are asked for what peers have, too.
-
-    `of_servers`: what each server brought when it was asked. Where none was asked yet, one is: a peer that claims to have
-    everything would otherwise never be held against anybody.
-    """
-    return not of_servers or from_peers < _WORTH * max(of_servers)
 
 
 class Feed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardcast.swarm_download import Feed, are_slow
+from shardcast.swarm_download import Feed
 
 
 @pytest.mark.parametrize("step", [1, 7, 10, 25, 100])
@@ -19,11 +19,3 @@ def test_chunks_of_one_delivery_are_joined() -> None:
     feed = Feed(range(1), 6, 10)
     assert feed.take([b"ab", b"c"]) == []
     assert feed.take([b"d", b"ef"]) == [(0, b"abcdef")]
-
-
-@pytest.mark.parametrize(
-    ("from_peers", "of_servers", "slow"),
-    [(0.0, [], True), (1e9, [], True), (124.0, [10.0, 1000.0], True), (126.0, [10.0, 1000.0], False)],
-)
-def test_peers_are_held_against_the_best_server(from_peers: float, of_servers: list[float], slow: bool) -> None:
-    assert are_slow(from_peers, of_servers) is slow
