@@ -19,6 +19,7 @@ from trainer.logprobs import choose_tokens, score
 from trainer.losses import Need, Objective
 from trainer.sharding import divided_like, own_part, shard, whole
 
+_TAUGHT = {Need.TEACHER, Need.TEACHER_DRAWS}
 _CHOSEN = (Need.DRAWS, Need.TOP_K, Need.TEACHER_DRAWS)
 
 
@@ -165,20 +166,28 @@ def make_companions(
 
     Raises UserError that says what to set if the run can't supply something.
     """
+    require_supplied(objective, teacher=teacher is not None, ewma=ewma is not None)
     needs = objective.needs()
-    if needs & {Need.TEACHER, Need.TEACHER_DRAWS} and teacher is None:
-        raise UserError("this loss learns from a teacher: set trainer.teacher to the folder of a model")
-    if Need.EWMA in needs and ewma is None:
-        raise UserError("this loss needs a moving average of the weights: set trainer.ewma_decay, say 0.9")
     companions = Companions()
     if Need.REFERENCE in needs:
         companions.reference = frozen(initial())
-    if needs & {Need.TEACHER, Need.TEACHER_DRAWS} and teacher is not None:
+    if needs & _TAUGHT and teacher is not None:
         companions.teacher = frozen(teacher())
         _check_vocabulary(companions.teacher, model)
     if ewma is not None:
         companions.ewma = Ewma(model, ewma)
     return companions
+
+
+def require_supplied(objective: Objective, *, teacher: bool, ewma: bool) -> None:
+    """Raise UserError that says what to set unless a run supplies what its objective needs."""
+    needs = objective.needs()
+    if unknown := sorted(str(need) for need in needs - set(Need)):
+        raise UserError(f"the objective needs {unknown[0]!r}, which nothing supplies; there are {', '.join(Need)}")
+    if needs & _TAUGHT and not teacher:
+        raise UserError("this loss learns from a teacher: set trainer.teacher to the folder of a model")
+    if Need.EWMA in needs and not ewma:
+        raise UserError("this loss needs a moving average of the weights: set trainer.ewma_decay, say 0.9")
 
 
 def frozen(model: Any) -> Any:

@@ -12,6 +12,8 @@ from protocol.errors import UserError, explain_validation
 from protocol.runfile import read_run_file
 from trainer.alarms import Alarms
 
+_NUMBERS = (int, float, int | None, float | None)  # types of fields that take neither true nor "2"
+
 
 class TrainerConfig(BaseModel):
     """How the run trains. Paths are relative to the run file; docs/run-file.md says what each field means.
@@ -117,6 +119,21 @@ class TrainerConfig(BaseModel):
         if not value[0] <= value[1]:
             raise ValueError("the band must be [low, high] with low ≤ high")
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _numbers_are_numbers(cls, values: Any) -> Any:
+        for name, value in values.items() if isinstance(values, dict) else ():
+            field = cls.model_fields.get(name)
+            if field is not None and field.annotation in _NUMBERS and isinstance(value, bool | str):
+                raise ValueError(f"{name} must be a number, got {value!r}")
+        return values
+
+    @model_validator(mode="after")
+    def _a_rank_to_scale(self) -> TrainerConfig:
+        if self.lora_alpha and not self.lora_rank:
+            raise ValueError("lora_alpha scales adapters, and without lora_rank there are none: set both or neither")
+        return self
 
     @model_validator(mode="after")
     def _something_for_muon(self) -> TrainerConfig:

@@ -21,10 +21,10 @@ import torch
 from protocol.errors import UserError
 from protocol.rollout import RolloutGroup
 from trainer.checkpoint import Checkpoint, random_state, restore_random_state
-from trainer.companions import make_companions
+from trainer.companions import make_companions, require_supplied
 from trainer.config import TrainerConfig, TrainerRun
 from trainer.lora import Merged, adapt
-from trainer.losses import Objective, make_objective
+from trainer.losses import Need, Objective, make_objective
 from trainer.optim import Counters, Optimizer, OptimizerSettings, hidden_matrices
 from trainer.publish import snapshot
 from trainer.sharding import load_whole, shard, whole
@@ -118,11 +118,17 @@ class Crew:
         self.optimizer.load_state_dict(checkpoint.optimizer)
         self._stepper.load_state_dict(checkpoint.companions)
         restore_random_state(checkpoint.random_state)
+        # Else a batch that can't be trained on would end the trainer again and again, at its first look.
+        self.optimizer.counters.skipped_in_a_row = 0
 
 
 def objective_of(config: TrainerConfig) -> Objective:
-    """The run file's objective. Raises UserError that names the choices."""
-    return make_objective(config.loss, config.loss_params, config.modifiers, config.regularizers)
+    """The run file's objective. Raises UserError that names the choices, or what the run file must supply."""
+    objective = make_objective(config.loss, config.loss_params, config.modifiers, config.regularizers)
+    require_supplied(objective, teacher=config.teacher is not None, ewma=config.ewma_decay is not None)
+    if config.teacher is not None and not objective.needs() & {Need.TEACHER, Need.TEACHER_DRAWS}:
+        raise UserError('nothing asks for trainer.teacher: leave it out, or choose a loss that learns from one ("opd")')
+    return objective
 
 
 def load_policy(folder: Path, config: TrainerConfig) -> Any:

@@ -6,6 +6,7 @@ import pytest
 
 from protocol.errors import UserError
 from trainer.config import load_trainer_run
+from trainer.crew import objective_of
 
 GOOD = """
 [run]
@@ -50,6 +51,12 @@ def test_paths_are_relative_to_the_run_file(tmp_path: Path) -> None:
         ('optimizer = "muon"\nlora_rank = 4', "adapters"),
         ('advantage = "critic"\nmodifiers = [{ name = "vcpo", baseline = true }]', "two baselines"),
         ("updates_per_batch = 0", "trainer.updates_per_batch"),
+        ("versions = true", "versions must be a number"),
+        ('versions = "2"', "versions must be a number"),
+        ("ewma_decay = true", "ewma_decay must be a number"),
+        ("learning_rate = inf", "trainer.learning_rate"),
+        ("behaviour_tolerance = inf", "trainer.behaviour_tolerance"),
+        ("lora_alpha = 8.0", "without lora_rank"),
         ("token_budget = 1", "trainer.token_budget"),
     ],
 )
@@ -59,6 +66,26 @@ def test_a_mistake_names_file_and_field(tmp_path: Path, line: str, message: str)
         load_trainer_run(path)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('loss = "opd"', "trainer.teacher"),
+        ('teacher = "teacher"', "nothing asks for trainer.teacher"),
+        ('loss = "ppo_ewma"', "trainer.ewma_decay"),
+    ],
+)
+def test_what_an_objective_needs_is_said_before_anything_is_waited_for(tmp_path: Path, line: str, message: str) -> None:
+    run = load_trainer_run(write(tmp_path, GOOD + f"[trainer]\n{line}\n"))
+    with pytest.raises(UserError, match=message):
+        objective_of(run.trainer)
+
+
+@pytest.mark.parametrize("line", ["[[trainer]]\n", "trainer = 3\n"])
+def test_a_trainer_section_is_a_table(tmp_path: Path, line: str) -> None:
+    with pytest.raises(UserError, match="must be a table"):
+        load_trainer_run(write(tmp_path, line + GOOD if "=" in line else GOOD + line))
 
 
 def test_a_critic_goes_with_vcpos_rate(tmp_path: Path) -> None:
