@@ -19,7 +19,7 @@ from trainer.logprobs import choose_tokens, score
 from trainer.losses import Need, Objective
 from trainer.sharding import divided_like, own_part, shard, whole
 
-_TAUGHT = {Need.TEACHER, Need.TEACHER_DRAWS}
+TAUGHT = {Need.TEACHER, Need.TEACHER_DRAWS}  # asked for by what learns from a teacher
 _CHOSEN = (Need.DRAWS, Need.TOP_K, Need.TEACHER_DRAWS)
 
 
@@ -171,7 +171,7 @@ def make_companions(
     companions = Companions()
     if Need.REFERENCE in needs:
         companions.reference = frozen(initial())
-    if needs & _TAUGHT and teacher is not None:
+    if needs & TAUGHT and teacher is not None:
         companions.teacher = frozen(teacher())
         _check_vocabulary(companions.teacher, model)
     if ewma is not None:
@@ -184,7 +184,7 @@ def require_supplied(objective: Objective, *, teacher: bool, ewma: bool) -> None
     needs = objective.needs()
     if unknown := sorted(str(need) for need in needs - set(Need)):
         raise UserError(f"the objective needs {unknown[0]!r}, which nothing supplies; there are {', '.join(Need)}")
-    if needs & _TAUGHT and not teacher:
+    if needs & TAUGHT and not teacher:
         raise UserError("this loss learns from a teacher: set trainer.teacher to the folder of a model")
     if Need.EWMA in needs and not ewma:
         raise UserError("this loss needs a moving average of the weights: set trainer.ewma_decay, say 0.9")

@@ -21,10 +21,10 @@ import torch
 from protocol.errors import UserError
 from protocol.rollout import RolloutGroup
 from trainer.checkpoint import Checkpoint, random_state, restore_random_state
-from trainer.companions import make_companions, require_supplied
+from trainer.companions import TAUGHT, make_companions, require_supplied
 from trainer.config import TrainerConfig, TrainerRun
 from trainer.lora import Merged, adapt
-from trainer.losses import Need, Objective, make_objective
+from trainer.losses import Objective, make_objective
 from trainer.optim import Counters, Optimizer, OptimizerSettings, hidden_matrices
 from trainer.publish import snapshot
 from trainer.sharding import load_whole, shard, whole
@@ -126,7 +126,7 @@ def objective_of(config: TrainerConfig) -> Objective:
     """The run file's objective. Raises UserError that names the choices, or what the run file must supply."""
     objective = make_objective(config.loss, config.loss_params, config.modifiers, config.regularizers)
     require_supplied(objective, teacher=config.teacher is not None, ewma=config.ewma_decay is not None)
-    if config.teacher is not None and not objective.needs() & {Need.TEACHER, Need.TEACHER_DRAWS}:
+    if config.teacher is not None and not objective.needs() & TAUGHT:
         raise UserError('nothing asks for trainer.teacher: leave it out, or choose a loss that learns from one ("opd")')
     return objective
 

@@ -69,7 +69,7 @@ def go_back(root: Path, chosen: Checkpoint, version: int, batch: int, keep: int)
         "unpublished": 0,
     }  # these weights are that version as they are: `trainer run` publishes them
     going_on = replace(chosen, step=batch, policy_version=version, extra=extra)
-    saved = save_checkpoint(root, going_on, keep=max(keep, 1 << 30))
+    saved = save_checkpoint(root, going_on, keep=1 << 30)
     for step, folder in numbered(root):
         if folder != saved and step > chosen.step:
             shutil.rmtree(folder)

@@ -157,6 +157,8 @@ class Verifier:
         async with self._db.write(alone=False) as connection:
             at, term = await database.now(connection), settings.claim_term_s
             ids = await rollouts.claim(connection, verifier=self.name, limit=settings.claim_rollouts, at=at, term=term)
+        if not ids:
+            return []
         async with self._db.read() as connection:
             return await rollouts.pending(connection, ids, self._probation)
 
