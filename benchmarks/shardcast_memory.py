@@ -20,8 +20,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from protocol.errors import OurFault, UserError
+from protocol.manifest import DEFAULT_SHARD_BYTES
 from protocol.signing import Identity
-from shardcast.config import DEFAULT_SHARD_BYTES
 from shardcast.publish import publish_version
 
 LIMIT_MIB = 200

@@ -10,28 +10,82 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Row
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator import evidence, verdicts
 from coordinator.evidence import Alarm
-from coordinator.store import events, groups, hardware, rollouts, workers
+from coordinator.store import database, events, groups, hardware, rollouts, workers
+from coordinator.store.database import Database, Turn
 from coordinator.store.evidence import Book
 from coordinator.verdicts import Rules
 from protocol.ledger import Entry, EntryKind
 from protocol.rollout import Outcome, Verdict
 
+_AT_ONCE = 128
+
+
+class _Alarmed(Exception):
+    """A test over many rollouts alarms, and may ban: these verdicts are to be written alone."""
+
+
+async def record(db: Database, found: Mapping[str, Verdict], *, verifier: str, rules: Rules) -> None:
+    """Write verdicts by rollout, so many in a transaction that it is short; if one can't be written, the others are.
+
+    Those that accept take their turn beside other writers; what may end in a ban is written alone.
+    """
+    accepted = {key: verdict for key, verdict in found.items() if verdict.outcome is Outcome.ACCEPTED}
+    others = {key: verdict for key, verdict in found.items() if key not in accepted}
+    for some in (*_parts(accepted), *_parts(others)):
+        try:
+            await _record(db, some, verifier, rules)
+        except IntegrityError:
+            for rollout_id, verdict in some.items():
+                await _record(db, {rollout_id: verdict}, verifier, rules)
+
+
+async def _record(db: Database, found: Mapping[str, Verdict], verifier: str, rules: Rules) -> None:
+    accept = all(verdict.outcome is Outcome.ACCEPTED for verdict in found.values())
+    try:
+        await _record_in(Turn.VERDICTS if accept else Turn.ALONE, db, found, verifier, rules)
+    except _Alarmed:
+        await _record_in(Turn.ALONE, db, found, verifier, rules)
+
+
+async def _record_in(turn: Turn, db: Database, found: Mapping[str, Verdict], verifier: str, rules: Rules) -> None:
+    async with db.write(turn) as connection:
+        at, alone = await database.now(connection), turn is Turn.ALONE
+        await record_all(connection, found, verifier=verifier, at=at, rules=rules, alone=alone)
+
+
+def _parts(found: Mapping[str, Verdict]) -> list[dict[str, Verdict]]:
+    items = list(found.items())
+    return [dict(items[begin : begin + _AT_ONCE]) for begin in range(0, len(items), _AT_ONCE)]
+
 
 async def record_all(
-    connection: AsyncConnection, found: Mapping[str, Verdict], *, verifier: str, at: float, rules: Rules
+    connection: AsyncConnection,
+    found: Mapping[str, Verdict],
+    *,
+    verifier: str,
+    at: float,
+    rules: Rules,
+    alone: bool = True,
 ) -> int:
-    """Write verdicts by rollout; how many were written. One whose claim this verifier no longer holds is not."""
+    """Write verdicts by rollout; how many were written. One whose claim this verifier no longer holds is not.
+
+    `alone`: whether the transaction has `Turn.ALONE`, which all but acceptance needs.
+    """
     rows = {
         row.rollout_id: row
         for row in await rollouts.get_all(connection, list(found))
         if row.state == "verifying" and row.verifier == verifier
     }
     accepted = [row for row in rows.values() if found[row.rollout_id].outcome is Outcome.ACCEPTED]
-    await _accept(connection, accepted, found, verifier, at, rules)
+    alarms = await _accept(connection, accepted, found, verifier, at, rules)
+    if alarms and not alone:
+        raise _Alarmed
+    await verdicts.act_on(connection, alarms, at, rules.max_strikes)
     for rollout_id in rows:
         if found[rollout_id].outcome is not Outcome.ACCEPTED:
             await verdicts.turn_down(connection, rollout_id, found[rollout_id], verifier=verifier, at=at, rules=rules)
@@ -45,9 +99,10 @@ async def _accept(
     verifier: str,
     at: float,
     rules: Rules,
-) -> None:
+) -> list[Alarm]:
+    """Accept these; the alarms that are to be acted on."""
     if not rows:
-        return
+        return []
     await verdicts.insert(connection, {row.rollout_id: found[row.rollout_id] for row in rows}, verifier, at)
     standings = await workers.known(connection, sorted({row.worker_id for row in rows}))
     good = [row for row in rows if not standings[row.worker_id].standing.banned]
@@ -70,7 +125,7 @@ async def _accept(
             alarms += await evidence.add(book, row.worker_id, observed, row.tokens, pooled, shadow=in_shadow)
     alarms += await evidence.compare_groups(book, completed, next(iter(rules.pooled.values())))
     await book.write()
-    await verdicts.act_on(connection, alarms, at, rules.max_strikes)
+    return alarms
 
 
 async def _credit(

@@ -29,6 +29,7 @@ class Waiting:
         self._loaded = 0
         self._exhausted = False
         self._held: dict[str, set[str]] = {}
+        self._taken: set[str] = set()
         self._given: dict[str, Counter[str]] = {}  # by worker and group, in this transaction
 
     async def prepare(self, worker_ids: Sequence[str], total: int, *, shared: bool) -> None:
@@ -65,6 +66,7 @@ class Waiting:
     def _take(self, worker_id: str, chosen: list[LeasableSample]) -> list[LeasableSample]:
         for sample in chosen:
             del self._samples[sample.sample_id]
+            self._taken.add(sample.sample_id)
             self._given.setdefault(worker_id, Counter())[sample.group_id] += 1
         return chosen
 
@@ -75,7 +77,8 @@ class Waiting:
         found = await groups.waiting(self._connection, count, after=self._loaded)
         self._loaded += len(found)
         self._exhausted = len(found) < count
-        self._samples |= {sample.sample_id: sample for sample in found}
+        # What runs out at this moment joins the samples before these, and shifts them: some come twice.
+        self._samples |= {sample.sample_id: sample for sample in found if sample.sample_id not in self._taken}
         tried = [sample.sample_id for sample in self._samples.values() if sample.attempts]
         for worker_id, held in (await leases.held_before(self._connection, worker_ids, tried)).items():
             self._held[worker_id] = held

@@ -17,7 +17,7 @@ from coordinator.groups import Drop, Member, Reopen, Serve
 from coordinator.scheduling import Scheduling
 from coordinator.store import database, events, groups, leases, rollouts, versions
 from coordinator.store import tables as t
-from coordinator.store.database import Database, padded
+from coordinator.store.database import Database, Turn, padded
 from coordinator.store.groups import unpack_tokens
 from coordinator.withdrawal import Withdrawal, withdraw
 from protocol.errors import UserError
@@ -84,7 +84,7 @@ class Feeding:
         self, *, batch: int, trainer_version: int, held: Sequence[str], max_groups: int
     ) -> list[RolloutGroup]:
         """Groups of this batch that the trainer does not hold yet; newly assigned ones while there is room."""
-        async with self._db.write() as connection:
+        async with self._db.write(Turn.FEEDING) as connection:
             at = await database.now(connection)
             await self._open_batch(connection, batch, trainer_version, at)
             assigned = list(
@@ -95,6 +95,7 @@ class Feeding:
                 missing = max_groups - len(assigned)
                 assigned += await self._offer(connection, candidates[:missing], batch, trainer_version, at)
                 candidates = candidates[missing:]
+        async with self._db.read() as connection:  # what is large, when nobody waits for it any more
             return await self._answer(connection, [group for group in assigned if group.group_id not in set(held)])
 
     async def _answer(self, connection: AsyncConnection, wanted: Sequence[Row]) -> list[RolloutGroup]:

@@ -327,8 +327,9 @@ class Granting:
                 out.remove(each)
 
     async def _take_over(self, connection: AsyncConnection, straggler: OutLease, at: float) -> None:
-        lease = await leases.get(connection, straggler.lease_id)
-        assert lease is not None
+        lease = await leases.seize(connection, straggler.lease_id)
+        if lease is None:
+            return
         await leases.save_many(connection, [lease_rules.finish(lease, LeaseState.REVOKED)])
         detail = f"{straggler.committed} of at most {straggler.max_tokens} tokens after {straggler.age_s:.0f} s"
         await events.record(

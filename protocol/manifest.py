@@ -34,6 +34,7 @@ FORMAT = 1
 MAX_FILES = 4096
 MAX_SHARDS = 262_144
 MAX_SHARD_BYTES = 256 * 2**20
+DEFAULT_SHARD_BYTES = 2 * 2**20  # small, so that a tree of relays works as a pipeline
 MAX_TOTAL_BYTES = 16 * 2**40
 MAX_VERSION = 2**53 - 1  # exact in every JSON reader
 MAX_PATH_BYTES = 1024

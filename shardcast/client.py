@@ -40,7 +40,6 @@ from shardcast.routing import SourceStats
 from shardcast.sources import Head, Source, new_session
 from shardcast.storage import StoredVersion, VersionStore
 from shardcast.swarm import Swarm
-from shardcast.swarm_download import SwarmLimits
 from shardcast.torrent import Layout
 from shardcast.travel import OnProgress, Progress, Way
 
@@ -89,7 +88,7 @@ class ShardcastClient:
         self._rng = rng or random.Random()
         self._clock = clock
         self.store = store or VersionStore(Path(cache_dir), parse_keys(pinned_keys), durable=False)
-        self._peering = Peering(swarm, self.store, SwarmLimits()) if swarm else None
+        self._peering = Peering(swarm, self.store, self._limits.swarm) if swarm else None
         self._proven = Proven(self.store, self._limits, self._opened, run_id=run_id, clock=clock)
         self._session: aiohttp.ClientSession | None = None
         self._pool: SourcePool | None = None

@@ -11,7 +11,16 @@ from protocol.manifest import MAX_ENVELOPE_BYTES, MAX_TOTAL_BYTES
 from protocol.signing import public_key
 
 MIB = 2**20
-DEFAULT_SHARD_BYTES = 2 * MIB  # small, so that a tree of relays works as a pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmLimits:
+    """What a client that swaps grants. Seconds and counts."""
+
+    per_source: int = 2  # shards taken from one server at a time
+    give_up_s: float = 20.0  # without a byte from anybody for so long, the plain way is taken
+    stall_s: float = 4.0  # without a piece from the peers for so long, the servers are asked for all that is missing
+    patience_s: float = 30.0  # for so long peers are not held against a server's pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +43,7 @@ class ClientLimits:
     have_wait_s: float = 10.0  # how long a source may hold the question which shards it has
     hint_patience_s: float = 5.0  # without a byte for so long, sources are asked for what they didn't say they have
     sibling_patience_s: float = 10.0  # an idle relay asks its origin for what its siblings wouldn't bring within this
+    swarm: SwarmLimits = SwarmLimits()
 
 
 # A relay's siblings come first: what one has and the other hasn't is what their clients wait for.

@@ -10,7 +10,7 @@ import aiohttp
 from protocol.errors import SourceFault, UserError
 from protocol.manifest import MAX_VERSION
 from protocol.terms import WELL_KNOWN_PATH, RunTerms, parse_terms
-from protocol.trust import Trust
+from protocol.trust import Trust, why_unreachable
 from shardcast.config import parse_source
 
 _TIMEOUT_S = 10.0
@@ -81,4 +81,4 @@ class Coordinator:
             mendable = await self._trust.explain(error)
             if mendable is not None:
                 raise SourceFault(str(mendable)) from None
-            raise SourceFault(f"{self.url} can't be asked: {str(error) or type(error).__name__}") from error
+            raise SourceFault(f"{self.url} can't be asked: {why_unreachable(error)}") from error

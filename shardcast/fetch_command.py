@@ -10,6 +10,7 @@ import aiohttp
 
 from protocol.errors import SourceFault, UserError
 from protocol.manifest import Digest, InvalidManifest, manifest_digest
+from protocol.trust import why_unreachable
 from shardcast.client import Progress, ShardcastClient
 from shardcast.config import ClientLimits, parse_source
 from shardcast.progress import shown
@@ -66,7 +67,7 @@ async def show_status(url: str) -> None:
                 raise SourceFault(f"{base} answers {response.status}; is it an origin or a relay?")
             health = json.loads(await response.content.read(2**20))
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        raise SourceFault(f"{base} can't be asked: {str(error) or type(error).__name__}") from error
+        raise SourceFault(f"{base} can't be asked: {why_unreachable(error)}") from error
     if not isinstance(health, dict):
         raise SourceFault(f"{base} doesn't answer like an origin or a relay")
     for key, value in health.items():

@@ -14,12 +14,13 @@ from pathlib import Path
 from protocol.errors import OurFault, SourceFault
 from protocol.manifest import Manifest
 from shardcast.blob_manifest import swapped
+from shardcast.config import SwarmLimits
 from shardcast.filling import Filling
 from shardcast.pool import SourcePool
 from shardcast.sources import NotYet, Source, Unknown
 from shardcast.storage import StoredVersion, VersionStore
 from shardcast.swarm import Member, Swarm
-from shardcast.swarm_download import PeersUseless, SwarmDownload, SwarmLimits
+from shardcast.swarm_download import PeersUseless, SwarmDownload
 from shardcast.torrent import InvalidTorrent, Layout
 
 log = logging.getLogger("shardcast")

@@ -17,6 +17,7 @@ import aiohttp
 
 from protocol.errors import OurFault, UserError
 from protocol.manifest import (
+    DEFAULT_SHARD_BYTES,
     Digest,
     InvalidManifest,
     Manifest,
@@ -30,8 +31,9 @@ from protocol.manifest import (
 )
 from protocol.rotation import MAX_CHAIN_BYTES, InvalidRotation, chain_from_json
 from protocol.signing import Identity
+from protocol.trust import why_unreachable
 from shardcast.blob_manifest import packed_manifest
-from shardcast.config import DEFAULT_SHARD_BYTES, MIB, parse_source
+from shardcast.config import MIB, parse_source
 from shardcast.delta.encode import DeltaTooLargeError, delta_section, encode_delta, encode_packed, packed_section
 from shardcast.delta.views import FolderView
 from shardcast.layout import incoming_delta, incoming_folder, incoming_packed, incoming_torrent, list_files
@@ -237,7 +239,7 @@ async def announce(origin_url: str, envelope: SignedEnvelope) -> bool:
                 raise VersionConflict(message)
             raise UserError(message) if response.status < 500 or response.status == 507 else OurFault(message)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        reason = str(error) or type(error).__name__
+        reason = why_unreachable(error)
         raise OurFault(f"can't announce at {origin_url}: {reason}; start `shardcast origin` or try again") from error
 
 
@@ -253,7 +255,7 @@ async def next_version(origin_url: str) -> int:
             response.raise_for_status()
             return int((await response.json())["next_version"])
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
-        reason = str(error) or type(error).__name__
+        reason = why_unreachable(error)
         raise OurFault(f"can't ask {origin_url} for its versions: {reason}; start `shardcast origin`") from error
 
 
@@ -266,7 +268,7 @@ async def key_rotations(origin_url: str) -> list[SignedEnvelope]:
             response.raise_for_status()
             return chain_from_json(await response.content.read(MAX_CHAIN_BYTES + 1))
     except (aiohttp.ClientError, TimeoutError, OSError, InvalidRotation) as error:
-        reason = str(error) or type(error).__name__
+        reason = why_unreachable(error)
         raise OurFault(f"can't ask {origin_url} for rotations of the key: {reason}") from error
 
 

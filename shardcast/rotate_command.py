@@ -11,6 +11,7 @@ from protocol.errors import OurFault, SourceFault, UserError
 from protocol.manifest import InvalidManifest, Manifest, envelope_from_json
 from protocol.rotation import chain_to_json, sign_rotation
 from protocol.signing import SignedEnvelope
+from protocol.trust import why_unreachable
 from shardcast.config import parse_source
 from shardcast.publish import next_version
 
@@ -74,4 +75,4 @@ async def _answer(request: aiohttp.client._RequestContextManager, base: str) -> 
                 )
             return body
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise OurFault(f"can't reach the origin at {base}: {str(error) or type(error).__name__}") from error
+        raise OurFault(f"can't reach the origin at {base}: {why_unreachable(error)}") from error

@@ -21,6 +21,7 @@ import aiohttp
 from protocol.errors import SourceFault
 from protocol.manifest import MAX_VERSION, Digest, InvalidManifest, SignedEnvelope, envelope_from_json
 from protocol.rotation import MAX_CHAIN_BYTES, InvalidRotation, chain_from_json
+from protocol.trust import why_unreachable
 from shardcast.asker import CLIENT, Asker, Kind
 from shardcast.config import MIB, ClientLimits
 from shardcast.have import MAX_BYTES as MAX_HAVE_BYTES
@@ -252,7 +253,7 @@ class Source:
         except TimeoutError:
             raise Unavailable(f"{self.url}: no answer in time") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise Unavailable(f"{self.url}: {_reason(error)}") from error
+            raise Unavailable(f"{self.url}: {why_unreachable(error)}") from error
         whole = False
         try:
             yield response
@@ -260,7 +261,7 @@ class Source:
         except TimeoutError:
             raise Unavailable(f"{self.url}: silent for {self._limits.read_timeout_s:.0f} s within an answer") from None
         except (aiohttp.ClientError, ConnectionError) as error:
-            raise Unavailable(f"{self.url}: {_reason(error)}") from error
+            raise Unavailable(f"{self.url}: {why_unreachable(error)}") from error
         finally:
             if whole:
                 response.release()
@@ -383,7 +384,3 @@ def _parse_head(url: str, body: bytes) -> Head:
     if not isinstance(version, int) or isinstance(version, bool) or not 0 <= version <= MAX_VERSION:
         raise Misbehaved(f"{url}: its head has the version {version!r:.40}")
     return Head(version, digest)
-
-
-def _reason(error: BaseException) -> str:
-    return str(error) or type(error).__name__

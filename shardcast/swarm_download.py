@@ -2,9 +2,9 @@
 
 Loops: `_take` asks each server again and again for a shard that no peer has yet (the server gives each shard to one
 client) and hands its pieces to libtorrent, which writes them and offers them to the peers; `_verify` hashes each shard
-from disk once libtorrent has all its pieces, and only then does it count. When the peers bring nothing for `stall_s`,
-everything that is missing is asked of the servers, whoever seems to have it; so peers can be useless without holding
-anybody up.
+from disk once libtorrent has all its pieces, and only then does it count. When the peers bring nothing for `stall_s`, or
+much less than a server would (`judge`), everything that is missing is asked of the servers, whoever seems to have it; so
+peers can be useless or slow without holding anybody up.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import asyncio
 import hashlib
 import logging
 import secrets
-from dataclasses import dataclass
 
 from protocol.errors import SourceFault
 from protocol.manifest import Shard
 from shardcast import bits
-from shardcast.bandwidth import Throttle
+from shardcast.bandwidth import RateMeter, Throttle
+from shardcast.config import SwarmLimits
 from shardcast.filling import Filling
 from shardcast.partial import hash_range
 from shardcast.pulse import Pulse
+from shardcast.reliance import Reliance, judge
 from shardcast.selection import slice_of
 from shardcast.sources import Misbehaved, Source, Unknown
 from shardcast.storage import ShardLocation
@@ -35,15 +36,6 @@ _LOOK_S = 0.1  # what peers have is looked at this often at most
 _WAIT_S = 1.0  # how long a server may hold the question for a shard of its own share
 _SHARE_S = 0.5
 _TRIES = 3  # wrong hashes of one shard on disk, after which peers are left alone
-
-
-@dataclass(frozen=True, slots=True)
-class SwarmLimits:
-    """What a client that swaps grants. Seconds and counts."""
-
-    per_source: int = 2  # shards taken from one server at a time
-    give_up_s: float = 20.0  # without a byte from anybody for so long, the plain way is taken
-    stall_s: float = 4.0  # without a piece from the peers for so long, the servers are asked for all that is missing
 
 
 class PeersUseless(SourceFault):
@@ -86,12 +78,14 @@ class SwarmDownload:
         self._looked_at = -1.0
         self._from_servers = 0  # bytes
         self._name = secrets.token_hex(8)
+        self._asking = 0  # questions to servers that are under way
         self._pulse = Pulse()
-        self._last_byte = self._last_peer_piece = self._clock()
+        self._from_peers = RateMeter(limits.patience_s / 2)
+        self._begun = self._last_byte = self._last_peer_piece = self._clock()
 
     async def run(self) -> None:
         """Return when every shard is verified. Raises PeersUseless."""
-        self._last_byte = self._last_peer_piece = self._clock()
+        self._begun = self._last_byte = self._last_peer_piece = self._clock()
         self._member.on_piece = self._on_piece
         self._member.on_wrong = self._on_wrong
         try:
@@ -119,7 +113,9 @@ class SwarmDownload:
                 raise PeersUseless("no source helps peers")
             now = self._member.received()
             if now > received:  # of pieces that are not whole, too
-                received, self._last_byte = now, self._clock()
+                self._last_byte = self._clock()
+                self._from_peers.add(now - received, self._last_byte)
+                received = now
             if self._clock() - self._last_byte > self._limits.give_up_s:
                 raise PeersUseless(f"no byte came for {self._limits.give_up_s:.0f} s: {self._pool.report()}")
             await self._pulse.wait_until(lambda: len(self._partial.have) == len(self._shards), _IDLE_S)
@@ -133,6 +129,7 @@ class SwarmDownload:
             if not wanted or not stats.is_ready(self._clock()):
                 await self._pulse.wait_until(lambda: False, _IDLE_S)
                 continue
+            self._asking += 1
             try:
                 await self._take(source, wanted)
             except Unknown as fault:
@@ -140,10 +137,11 @@ class SwarmDownload:
                 self._unhelpful.add(source.url)
             except SourceFault as fault:
                 self._pool.failed(source, fault)
+            finally:
+                self._asking -= 1
 
     async def _take(self, source: Source, wanted: int) -> None:
         """Ask a server for one of the wanted shards, and hand its pieces on as they come."""
-        begin = self._clock()
         version = self._member.version
         with self._pool.in_flight(source):
             async with source.next_shard(version, wanted, len(self._shards), _WAIT_S, self._name) as offer:
@@ -158,6 +156,7 @@ class SwarmDownload:
                 if bits.has(self._taken, index):
                     return  # two questions were answered alike: the connection is dropped before the bytes come twice
                 self._taken |= 1 << index
+                begin = self._clock()  # from here on it is the server's pace, not its patience
                 try:
                     feed = Feed(self._pieces[index], shard.size, self._member.layout.piece_bytes)
                     await offer.read(shard.size, lambda chunks: self._feed(source, feed, chunks))
@@ -188,15 +187,25 @@ class SwarmDownload:
         """What to ask of a server: shards that no peer has, of the server's own share first."""
         self._look()
         missing = bits.of(self._waiting) & ~self._taken
-        wanted = missing if self._stalled else missing & self._lone
+        reliance = self._reliance()
+        probing = reliance is Reliance.PROBE and not self._asking
+        wanted = missing if probing or reliance is Reliance.SERVERS else missing & self._lone
         own_id = self._ids.get(source.url)
         if own_id is None or source.url in self._widened:
             return wanted
         return wanted & slice_of(self._ids.values(), own_id, len(self._shards)) or wanted
 
-    @property
-    def _stalled(self) -> bool:
-        return self._clock() - self._last_peer_piece > self._limits.stall_s
+    def _reliance(self) -> Reliance:
+        now = self._clock()
+        if now - self._last_peer_piece > self._limits.stall_s:
+            return Reliance.SERVERS
+        return judge(
+            self._from_peers.rate(now),
+            [stats.throughput for stats in self._pool.stats.values() if stats.throughput is not None],
+            left=sum(map(len, self._waiting.values())) * self._member.layout.piece_bytes,
+            elapsed_s=now - self._begun,
+            limits=self._limits,
+        )
 
     def _look(self) -> None:
         """Which shards no connected peer has a piece of; looked at now and then."""

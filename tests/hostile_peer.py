@@ -1,4 +1,4 @@
-"""A BitTorrent peer that means no good: it claims to have everything, and sends rubbish or nothing."""
+"""A BitTorrent peer that means no good: it claims to have everything, and sends rubbish, nothing, or the right bytes slowly."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ class HostilePeer:
 
     pieces: int
     answers: bool  # rubbish to every request, or silence
+    data: bytes = b""  # all pieces in a row: what it sends instead of rubbish, a block each `every_s`
+    piece_bytes: int = 0
+    every_s: float = 0.0
+    sent: int = 0  # bytes
     greeted: int = 0
     asked: int = 0
     asked_at_all: asyncio.Event = field(default_factory=asyncio.Event)
@@ -54,6 +58,7 @@ class HostilePeer:
                 (length,) = struct.unpack(">I", await reader.readexactly(4))
                 message = await reader.readexactly(length)
                 if message[:1] == bytes([_REQUEST]):
+                    await asyncio.sleep(self.every_s)
                     self._on_request(writer, *struct.unpack(">III", message[1:]))
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -65,7 +70,10 @@ class HostilePeer:
         self.asked += 1
         self.asked_at_all.set()
         if self.answers:
-            self._say(writer, _PIECE, struct.pack(">II", piece, begin) + b"\xee" * length)
+            at = piece * self.piece_bytes + begin
+            block = self.data[at : at + length] if self.data else b"\xee" * length
+            self._say(writer, _PIECE, struct.pack(">II", piece, begin) + block)
+            self.sent += len(block)
 
     def _say(self, writer: asyncio.StreamWriter, kind: int, body: bytes) -> None:
         writer.write(struct.pack(">IB", 1 + len(body), kind) + body)

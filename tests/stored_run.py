@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from sqlalchemy import select, update
 
 from coordinator import verdicts
-from coordinator.acceptance import record_all
+from coordinator.acceptance import record, record_all
 from coordinator.admission import Limits
 from coordinator.feeding import Feeding
 from coordinator.grouping import EnvironmentShare
@@ -23,7 +23,7 @@ from coordinator.service import WorkerService
 from coordinator.store import database, rollouts, workers
 from coordinator.store import run as run_store
 from coordinator.store import tables as t
-from coordinator.store.database import Database
+from coordinator.store.database import Database, Turn
 from coordinator.store.rollouts import PendingRollout
 from coordinator.verification.pooled import COMPARISONS
 from protocol.declaration import BF16, Declaration
@@ -160,7 +160,7 @@ class StoredRun:
     # What a verifier does
 
     async def claim(self, verifier: str = VERIFIER, limit: int = 64, term: float = 60.0) -> list[PendingRollout]:
-        async with self.db.write() as connection:
+        async with self.db.write(Turn.ROWS) as connection:
             at = await database.now(connection)
             ids = await rollouts.claim(connection, verifier=verifier, limit=limit, at=at, term=term)
             return await rollouts.pending(connection, ids, self.scheduling.probation_rollouts)
@@ -175,6 +175,11 @@ class StoredRun:
                 rules=verdicts.Rules(MAX_STRIKES, self.scheduling.probation_rollouts, {BF16: self.pooled}),
             )
             return written == 1
+
+    async def record_all(self, found: Mapping[str, Verdict], verifier: str = VERIFIER) -> None:
+        """As a verifier does."""
+        rules = verdicts.Rules(MAX_STRIKES, self.scheduling.probation_rollouts, {BF16: self.pooled})
+        await record(self.db, found, verifier=verifier, rules=rules)
 
     def service(self, kind: type[Service], metrics: Metrics | None = None) -> Service:
         """The rooms as workers reach them by gRPC."""

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from protocol.errors import UserError, explain_validation
+from protocol.manifest import DEFAULT_SHARD_BYTES
 from protocol.runfile import read_run_file
 from trainer.alarms import Alarms
 
@@ -89,7 +90,7 @@ class TrainerConfig(BaseModel):
     seed: int = 0
     full_every: int = Field(10, ge=1)
     packed: bool = True
-    shard_bytes: int = Field(8 << 20, ge=1 << 16)
+    shard_bytes: int = Field(DEFAULT_SHARD_BYTES, ge=1 << 16)
 
     def alarms(self) -> Alarms:
         """When the metrics of a step are a reason to look."""

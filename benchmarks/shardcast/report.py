@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardcast.config import DEFAULT_SHARD_BYTES, MIB
+from protocol.manifest import DEFAULT_SHARD_BYTES
+from shardcast.config import MIB
 
 
 @dataclass(frozen=True, slots=True)

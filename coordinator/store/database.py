@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Float, event, func, literal_column, select
+from sqlalchemy import Float, Select, event, func, literal_column, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -20,7 +21,22 @@ _BUSY_TIMEOUT_S = 30.0
 _WAL_PATIENCE_S = 10.0
 _WAL_RETRY_S = 0.02
 _WRITE = {"rollswarm_write": True}
-_WRITERS_LOCK = 0x726F6C6C  # "roll": PostgreSQL's advisory lock that stands for SQLite's BEGIN IMMEDIATE
+# PostgreSQL's advisory locks. All writers hold the first, together or alone; the others are turns among those together.
+_WRITERS, _GRANTS, _VERDICTS = 0x726F6C6C, 0x726F6C6D, 0x726F6C6E  # "roll" and what follows it
+
+
+class Turn(enum.Enum):
+    """Which writers a write transaction waits for on PostgreSQL; on SQLite each waits for all.
+
+    What one reads is still so when it writes, as far as its turn goes: each says below what it may rely on. Whatever else it
+    writes, it locks before it reads it: leases first, then samples, each in order, so that nobody waits in a circle.
+    """
+
+    ALONE = None  # all others: bans, refusals, knobs, versions, whatever is rare
+    ROWS = ()  # nobody: renewals, submissions, claims. Relies on rows that it has locked, and on no ban
+    GRANTS = (_GRANTS,)  # relies on waiting samples, groups and their number, and on what newcomers hold
+    VERDICTS = (_VERDICTS,)  # relies on standings, evidence, groups that are not served, rollouts under judgement
+    FEEDING = (_GRANTS, _VERDICTS)  # relies on both: it closes groups, of which samples may be waiting
 
 
 class Database:
@@ -50,20 +66,17 @@ class Database:
         return cls(engine)
 
     @asynccontextmanager
-    async def write(self, *, alone: bool = True) -> AsyncIterator[AsyncConnection]:
+    async def write(self, turn: Turn = Turn.ALONE) -> AsyncIterator[AsyncConnection]:
         """One read-write transaction: committed at the end of the block, rolled back if it raises.
 
-        Writers take turns, on both databases: what one reads is still so when it writes. Capacity, the last sample of a
-        group, and standings folded onto the stored one depend on that. (A transaction takes milliseconds.)
-        `alone=False` is for those that only touch rows which they have locked (`FOR UPDATE`): on PostgreSQL they run beside
-        one another, never beside one that is alone.
+        Writers take turns: what one reads is still so when it writes. Capacity, the last sample of a group, and standings
+        folded onto the stored one depend on that. (A transaction takes milliseconds.)
         """
         async with self.engine.connect() as connection:
             connection = await connection.execution_options(**_WRITE)
             async with connection.begin():
                 if not self.is_sqlite:
-                    lock = func.pg_advisory_xact_lock if alone else func.pg_advisory_xact_lock_shared
-                    await connection.execute(select(lock(_WRITERS_LOCK)))
+                    await connection.execute(_LOCK[turn])
                 yield connection
 
     @asynccontextmanager
@@ -90,6 +103,17 @@ class Database:
 
     async def close(self) -> None:
         await self.engine.dispose()
+
+
+def _lock(turn: Turn) -> Select[Any]:
+    """The statement that waits for a turn; its locks are taken from left to right and end with the transaction."""
+    if turn.value is None:
+        return select(func.pg_advisory_xact_lock(_WRITERS))
+    among = (func.pg_advisory_xact_lock(key) for key in turn.value)
+    return select(func.pg_advisory_xact_lock_shared(_WRITERS), *among)
+
+
+_LOCK = {turn: _lock(turn) for turn in Turn}
 
 
 def padded(values: Sequence[V]) -> Sequence[V]:

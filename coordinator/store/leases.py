@@ -34,11 +34,10 @@ def _earlier(length: int, digest: str, signature: str = "") -> Commitment:
     return Commitment(length, bytes.fromhex(digest), signature=bytes.fromhex(signature))
 
 
-async def get(connection: AsyncConnection, lease_id: str) -> Lease | None:
-    """The lease, None if there is none by this id, which may come from anybody."""
-    if "\0" in lease_id:  # no text to PostgreSQL, which would fail the whole call
-        return None
-    row = (await connection.execute(select(leases).where(leases.c.lease_id == lease_id))).first()
+async def seize(connection: AsyncConnection, lease_id: str) -> Lease | None:
+    """The live lease, locked. None if it has ended, or if somebody renews or answers it at this moment."""
+    mine = (leases.c.lease_id == lease_id) & (leases.c.state == "live")
+    row = (await connection.execute(select(leases).where(mine).with_for_update(skip_locked=True))).first()
     return None if row is None else _lease(row)
 
 
@@ -176,8 +175,10 @@ def _changing(lease: Lease) -> dict[str, Any]:
 
 
 async def overdue(connection: AsyncConnection, at: float) -> list[Lease]:
-    """Live leases past their deadline."""
-    rows = await connection.execute(select(leases).where(leases.c.state == "live", leases.c.deadline <= at))
+    """Live leases past their deadline, locked; those that somebody renews or answers at this moment are left out."""
+    rows = await connection.execute(
+        select(leases).where(leases.c.state == "live", leases.c.deadline <= at).with_for_update(skip_locked=True)
+    )
     return [_lease(row) for row in rows]
 
 
@@ -191,10 +192,13 @@ async def live_of_worker(connection: AsyncConnection, worker_id: str) -> list[Le
 
 
 async def live_of_groups(connection: AsyncConnection, group_ids: Sequence[str]) -> list[Lease]:
+    """The live leases of these groups' samples, locked."""
     rows = await connection.execute(
         select(leases)
         .join(samples, samples.c.sample_id == leases.c.sample_id)
         .where(leases.c.state == "live", samples.c.group_id.in_(padded(group_ids)))
+        .order_by(leases.c.lease_id)
+        .with_for_update(of=leases)
     )
     return [_lease(row) for row in rows]
 

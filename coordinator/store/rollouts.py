@@ -132,9 +132,10 @@ async def get(connection: AsyncConnection, rollout_id: str) -> Row | None:
 
 
 async def get_all(connection: AsyncConnection, rollout_ids: Sequence[str]) -> list[Row]:
-    """Those of these that there are, in the order in which they came."""
+    """Those of these that there are, locked, in the order in which they came."""
     mine = t.rollouts.c.rollout_id.in_(padded(rollout_ids))
-    return list(await connection.execute(select(t.rollouts).where(mine).order_by(t.rollouts.c.received_at)))
+    statement = select(t.rollouts).where(mine).order_by(t.rollouts.c.received_at).with_for_update(key_share=True)
+    return list(await connection.execute(statement))
 
 
 async def count_unconsumed(connection: AsyncConnection) -> int:

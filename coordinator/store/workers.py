@@ -57,10 +57,11 @@ async def declared(connection: AsyncConnection, worker_id: str) -> Declaration |
 
 
 async def seen(connection: AsyncConnection, worker_ids: Sequence[str], at: float) -> None:
-    """Note that these workers are alive."""
+    """Note that these workers are alive; not of one whose standing is being written: it is seen the next time."""
     if worker_ids:
         mine = workers.c.worker_id.in_(padded(worker_ids))
-        await connection.execute(update(workers).where(mine).values(last_seen_at=at))
+        free = select(workers.c.worker_id).where(mine).with_for_update(skip_locked=True, key_share=True)
+        await connection.execute(update(workers).where(workers.c.worker_id.in_(free)).values(last_seen_at=at))
 
 
 @dataclass(frozen=True, slots=True)

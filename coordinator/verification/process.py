@@ -15,14 +15,12 @@ import secrets
 import time
 from pathlib import Path
 
-from sqlalchemy.exc import IntegrityError
-
 from coordinator import verdicts
-from coordinator.acceptance import record_all
+from coordinator.acceptance import record
 from coordinator.config import RunFile, start_tracing
 from coordinator.store import database, knobs, rollouts, versions
 from coordinator.store import run as run_store
-from coordinator.store.database import Database
+from coordinator.store.database import Database, Turn
 from coordinator.store.rollouts import PendingRollout
 from coordinator.store.run import Run
 from coordinator.tokenizer import RunTokenizer
@@ -36,7 +34,6 @@ log = logging.getLogger(__name__)
 
 _IDLE_S = 0.1
 _DATABASE_RETRY_S = 1.0
-_WRITTEN_AT_ONCE = 128
 _KEEP_VERSIONS = 2  # beyond those that staleness admits
 
 
@@ -154,7 +151,7 @@ class Verifier:
         if lost:
             async with self._db.write() as connection:
                 await verdicts.give_up(connection, await database.now(connection))
-        async with self._db.write(alone=False) as connection:
+        async with self._db.write(Turn.ROWS) as connection:
             at, term = await database.now(connection), settings.claim_term_s
             ids = await rollouts.claim(connection, verifier=self.name, limit=settings.claim_rollouts, at=at, term=term)
         if not ids:
@@ -182,15 +179,8 @@ class Verifier:
         )
 
     async def _write(self, found: dict[str, Verdict]) -> None:
-        """So many in a transaction that it is short; if one can't be written, the others of its transaction are."""
-        ids = list(found)
-        for begin in range(0, len(ids), _WRITTEN_AT_ONCE):
-            some = {rollout_id: found[rollout_id] for rollout_id in ids[begin : begin + _WRITTEN_AT_ONCE]}
-            try:
-                await self._write_together(some)
-            except IntegrityError:
-                for rollout_id, verdict in some.items():
-                    await self._write_together({rollout_id: verdict})
+        """Store what was found, and say what was not accepted."""
+        await record(self._db, found, verifier=self.name, rules=self._rules)
         for rollout_id, verdict in found.items():
             if verdict.outcome is not Outcome.ACCEPTED:
                 log.info(
@@ -200,11 +190,6 @@ class Verifier:
                     verdict.detail,
                     extra={"action": "verdict", "rollout_id": rollout_id},
                 )
-
-    async def _write_together(self, found: dict[str, Verdict]) -> None:
-        async with self._db.write() as connection:
-            at = await database.now(connection)
-            await record_all(connection, found, verifier=self.name, at=at, rules=self._rules)
 
     async def _prune(self, client: ShardcastClient) -> None:
         """Forget versions on disk that no rollout to come can name."""

@@ -16,11 +16,12 @@ from aiohttp import web
 from protocol.manifest import Digest
 from shardcast.catalog import Catalog, OpenShard
 from shardcast.client import ShardcastClient
-from shardcast.config import ClientLimits
+from shardcast.config import ClientLimits, SwarmLimits
 from shardcast.layout import incoming_folder, incoming_torrent
 from shardcast.publish import announce
 from shardcast.sources import SHARD_HEADER
 from shardcast.swarm import Swarm, SwarmConfig
+from shardcast.torrent import Layout
 from tests.hostile_peer import HostilePeer
 from tests.shardcast_network import (
     KEYS,
@@ -42,9 +43,10 @@ from tests.shardcast_network import (
 ANY_PORT = -1
 
 
-def swapping(url: str, cache: Path, port: int = ANY_PORT) -> ShardcastClient:
+def swapping(url: str, cache: Path, port: int = ANY_PORT, patience_s: float = 30.0) -> ShardcastClient:
     swarm = Swarm(SwarmConfig(reserve_port() if port == ANY_PORT else port))
-    return client([url], cache, swarm=swarm, limits=ClientLimits(deadline_s=10.0))
+    limits = ClientLimits(deadline_s=10.0, swarm=SwarmLimits(patience_s=patience_s))
+    return client([url], cache, swarm=swarm, limits=limits)
 
 
 async def publish(data: Path, url: str, version: Version) -> None:
@@ -59,6 +61,17 @@ async def publish(data: Path, url: str, version: Version) -> None:
 
 def sent_by(catalog: Catalog) -> float:
     return sum(catalog.metrics.bytes_total.labels("out", kind)._value.get() for kind in ("client", "relay"))
+
+
+def answer_once_asked(catalog: Catalog, peer: HostilePeer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server sends nothing before the peer was asked for something."""
+    open_shard = catalog.open_shard
+
+    async def after_the_peer_was_asked(digest: Digest, wait_s: float) -> OpenShard | None:
+        await peer.asked_at_all.wait()
+        return await open_shard(digest, wait_s)
+
+    monkeypatch.setattr(catalog, "open_shard", after_the_peer_was_asked)
 
 
 @asynccontextmanager
@@ -136,18 +149,29 @@ async def test_a_lying_peer_corrupts_nothing_and_holds_nobody_up(
 ) -> None:
     async with published(tmp_path) as (url, catalog, version):
         hostile = HostilePeer(SHARDS + 1, answers)
-        open_shard = catalog.open_shard
-
-        async def after_the_peer_was_asked(digest: Digest, wait_s: float) -> OpenShard | None:
-            await hostile.asked_at_all.wait()
-            return await open_shard(digest, wait_s)
-
-        monkeypatch.setattr(catalog, "open_shard", after_the_peer_was_asked)
+        answer_once_asked(catalog, hostile, monkeypatch)
         async with hostile.listening() as port, aiohttp.ClientSession() as session:
             await session.post(f"{url}/v1/peers/0", json={"port": port})
             async with swapping(url, tmp_path / "cache") as honest:
                 assert_same(await honest.fetch(0), version)
         assert hostile.greeted and hostile.asked
+
+
+async def test_a_peer_that_sends_drop_by_drop_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with published(tmp_path) as (url, catalog, version):
+        layout = Layout.of(version.manifest)
+        assert layout is not None
+        files = [(version.folder / each.path).read_bytes() for each in version.manifest.files]
+        data = b"".join(each + bytes(-len(each) % layout.piece_bytes) for each in files)
+        slow = HostilePeer(layout.pieces, True, data, layout.piece_bytes, every_s=0.5)
+        answer_once_asked(catalog, slow, monkeypatch)
+        async with slow.listening() as port, aiohttp.ClientSession() as session:
+            await session.post(f"{url}/v1/peers/0", json={"port": port})
+            async with swapping(url, tmp_path / "cache", patience_s=1.0) as honest:
+                assert_same(await honest.fetch(0), version)
+        assert 0 < slow.sent < len(data) / 2 < sent_by(catalog)
 
 
 async def test_shards_of_an_earlier_attempt_are_not_asked_for_again(tmp_path: Path) -> None:

@@ -1,0 +1,159 @@
+"""Two replicas, two verifiers, a trainer and a crowd at once: writers that wait for one another as little as `Turn` says."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+from sqlalchemy import text
+
+from coordinator.feeding import Feeding
+from coordinator.store import tables as t
+from protocol.errors import WorkerFault
+from protocol.lease import Commitment, Lease
+from protocol.rollout import RejectionReason, token_digest
+from protocol.signing import Identity
+from tests.factories import make_identity, make_tokens
+from tests.stored_run import StoredRun, accepted, inconclusive, rejected
+
+Begin = Callable[..., Awaitable[StoredRun]]
+
+_SOON_S = 60.0
+_ROUNDS = 12  # of each worker
+_CHEAT = make_identity(666)
+
+
+class Crowd:
+    """What goes on at once, and what was promised meanwhile."""
+
+    def __init__(self, replicas: list[StoredRun], seed: int) -> None:
+        self._replicas = replicas
+        self._random = random.Random(seed)
+        self.receipts: set[str] = set()
+        self.working = True
+
+    def _any(self) -> StoredRun:
+        return self._random.choice(self._replicas)
+
+    async def work(self, worker: Identity) -> None:
+        for _ in range(_ROUNDS):
+            try:
+                leases = await self._any().lease(worker, self._random.randint(1, 3))
+            except WorkerFault as fault:
+                assert worker is _CHEAT and "banned" in fault.detail
+                return
+            for lease in leases:
+                await self._use(worker, lease)
+            await asyncio.sleep(0.01)
+
+    async def _use(self, worker: Identity, lease: Lease) -> None:
+        """Renew it; then hand in, give back, or fall silent."""
+        run, tokens = self._any(), make_tokens(8)
+        await run.leasing.renew(worker.key_id, [(lease.lease_id, Commitment(4, token_digest(tokens[:4]), 0))])
+        choice = self._random.random()
+        if choice < 0.1:
+            await run.leasing.give_back(worker.key_id, [lease.lease_id])
+        elif choice < 0.9:
+            try:
+                self.receipts.add(await run.submit(worker, lease, tokens=tokens))
+            except WorkerFault as fault:  # it ran out, or a ban or the group's end took it
+                assert fault.reason is RejectionReason.LEASE, fault
+
+    async def verify(self, number: int) -> None:
+        while self.working:
+            await self.judge(f"verifier-{number}", limit=8)
+            await asyncio.sleep(0.005)
+
+    async def judge(self, verifier: str, limit: int = 1000, *, hesitates: bool = True) -> None:
+        run = self._any()
+        claimed = await run.claim(verifier, limit)
+        found = {}
+        for each in claimed:
+            doubt = hesitates and self._random.random() < 0.05
+            cheated = each.worker_id == _CHEAT.key_id
+            found[each.rollout_id] = rejected() if cheated else inconclusive() if doubt else accepted(each)
+        await run.record_all(found, verifier)
+
+    async def expire(self) -> None:
+        while self.working:
+            await self._any().leasing.expire()
+            await asyncio.sleep(0.02)
+
+    async def train(self) -> None:
+        batch = 0
+        while self.working:
+            feeding: Feeding = self._any().feeding
+            held: list[str] = []
+            while self.working and len(held) < 2:
+                groups = await feeding.pull(batch=batch, trainer_version=0, held=held, max_groups=2)
+                held += [group.group_id for group in groups]
+                await asyncio.sleep(0.02)
+            await self._any().step(batch, 0)
+            await feeding.acknowledge(batch)
+            batch += 1
+
+
+async def test_whatever_happens_at_once_the_books_balance(begin: Begin) -> None:
+    numbers = {"lease_term_s": 0.5, "group_deadline_s": 1.0, "max_staleness": 7, "min_group": 1}
+    replicas = [await begin(**numbers), await begin(**numbers)]
+    workers = [*(make_identity(200 + number) for number in range(8)), _CHEAT]
+    await replicas[0].join(*workers)
+    before = await _deadlocks(replicas[0])
+    crowd = Crowd(replicas, seed=1)
+    async with asyncio.timeout(_SOON_S), asyncio.TaskGroup() as group:
+        others = (crowd.verify(1), crowd.verify(2), crowd.expire(), crowd.train())
+        tasks = [group.create_task(each) for each in others]
+        await asyncio.gather(*(crowd.work(worker) for worker in workers))
+        crowd.working = False
+        await asyncio.gather(*tasks)
+    await replicas[1].db.close()
+    run = replicas[0]
+    await run.change(t.rollouts, t.rollouts.c.state.in_(("pending", "verifying")), claim_deadline=1.0)
+    await crowd.judge("verifier-3", hesitates=False)
+    assert len(crowd.receipts) > 50 and len(await run.rows(t.consumptions)) > 20
+    await _check_leases(run)
+    await _check_rollouts(run, crowd.receipts)
+    for worker in workers:
+        standing = await run.standing(worker)
+        assert standing.banned is (worker is _CHEAT)
+        lines = await run.rows(t.ledger, t.ledger.c.worker_id == worker.key_id, t.ledger.c.kind == "credit")
+        assert (standing.credits, standing.accepted) == (sum(line.amount for line in lines), len(lines))
+    assert await _deadlocks(run) == before, "writers waited for one another in a circle"
+
+
+async def _deadlocks(run: StoredRun) -> int:
+    """How many PostgreSQL has broken in this database. Its sessions say so when they end."""
+    if run.db.is_sqlite:
+        return 0
+    await run.db.close()
+    async with run.db.read() as connection:
+        found = await connection.execute(
+            text("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+        )
+        return int(found.scalar_one())
+
+
+async def _check_leases(run: StoredRun) -> None:
+    """A sample is leased if and only if there is one live lease of it; groups that are over have none."""
+    live = Counter(row.sample_id for row in await run.rows(t.leases, t.leases.c.state == "live"))
+    samples = await run.rows(t.samples)
+    assert live == Counter(row.sample_id for row in samples if row.state == "leased")
+    over = {row.group_id for row in await run.rows(t.groups, t.groups.c.state.in_(("served", "done", "dropped")))}
+    assert not [row.sample_id for row in samples if row.group_id in over and row.state in ("waiting", "leased")]
+
+
+async def _check_rollouts(run: StoredRun, receipts: set[str]) -> None:
+    """All that was receipted is there; what was accepted waits in a group that is not over, or was consumed once."""
+    rollouts = {row.rollout_id: row for row in await run.rows(t.rollouts)}
+    assert receipts <= set(rollouts)
+    consumed = {row.rollout_id for row in await run.rows(t.consumptions)}
+    used = {key for key, row in rollouts.items() if row.state in ("served", "trained")}
+    assert used == consumed
+    states = {row.group_id: row.state for row in await run.rows(t.groups)}
+    for row in rollouts.values():
+        assert row.state in ("accepted", "served", "trained", "rejected", "dropped"), row
+        assert row.state != "accepted" or states[row.group_id] in ("open", "ready"), row
+    by_sample = Counter(row.sample_id for row in rollouts.values() if row.state not in ("rejected", "dropped"))
+    assert max(by_sample.values()) == 1
