@@ -17,7 +17,7 @@ from coordinator.groups import Drop, Member, Reopen, Serve
 from coordinator.scheduling import Scheduling
 from coordinator.store import database, events, groups, leases, rollouts, versions
 from coordinator.store import tables as t
-from coordinator.store.database import Database, Turn, padded
+from coordinator.store.database import Database, Turn, among
 from coordinator.store.groups import unpack_tokens
 from coordinator.withdrawal import Withdrawal, withdraw
 from protocol.errors import UserError
@@ -199,7 +199,7 @@ class Feeding:
             .join(t.payloads, t.payloads.c.rollout_id == t.rollouts.c.rollout_id)
             .join(t.verdicts, t.verdicts.c.rollout_id == t.rollouts.c.rollout_id)
             .join(t.consumptions, t.consumptions.c.rollout_id == t.rollouts.c.rollout_id)
-            .where(t.rollouts.c.group_id.in_(padded([group.group_id for group in wanted])))
+            .where(among(connection, t.rollouts.c.group_id, [group.group_id for group in wanted]))
             .order_by(t.rollouts.c.sample_id)
         )
         members: dict[str, list[VerifiedRollout]] = {group.group_id: [] for group in wanted}

@@ -6,7 +6,7 @@ What comes in is checked for shape here (`WorkerFault(FORM)`), for meaning by `c
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -35,6 +35,8 @@ _PRECISION_LENGTH = 16
 
 _CHECKED = (FieldDescriptor.CPPTYPE_STRING, FieldDescriptor.CPPTYPE_UINT64, FieldDescriptor.CPPTYPE_MESSAGE)
 
+_LOOKED_AT: dict[str, tuple[tuple[str, bool], ...]] = {}  # by kind of message, of which there are few
+
 _STOP_TO_WIRE = {StopReason.EOS: common_pb2.STOP_REASON_EOS, StopReason.LENGTH: common_pb2.STOP_REASON_LENGTH}
 _STOP_FROM_WIRE = {int(wire): stop for stop, wire in _STOP_TO_WIRE.items()}
 _AUTHOR_TO_WIRE = {Author.MODEL: common_pb2.AUTHOR_MODEL, Author.ENVIRONMENT: common_pb2.AUTHOR_ENVIRONMENT}
@@ -42,18 +44,38 @@ _AUTHOR_TO_WIRE = {Author.MODEL: common_pb2.AUTHOR_MODEL, Author.ENVIRONMENT: co
 
 def check_storable(message: Message) -> None:
     """Raises WorkerFault(FORM) for a number of 2^63 or more, or a NUL in a text: no database holds them."""
-    for field, value in message.ListFields():
-        if field.cpp_type not in _CHECKED:
+    for name, may_be_absent in _looked_at(message):
+        if may_be_absent and not message.HasField(name):
             continue
+        value = getattr(message, name)
         if isinstance(value, Mapping):
-            values: list[object] = [*value.keys(), *value.values()]
+            values: Iterable[object] = (*value.keys(), *value.values())
         else:
-            values = [value] if isinstance(value, str | bytes | int | Message) else list(value)
+            values = (value,) if isinstance(value, str | int | Message) else value
         for each in values:
-            if isinstance(each, Message):
-                check_storable(each)
-            elif (isinstance(each, str) and "\0" in each) or (isinstance(each, int) and each >= _STORABLE):
-                raise WorkerFault(RejectionReason.FORM, f"{field.name} holds what nobody could store")
+            if isinstance(each, str):
+                bad = "\0" in each
+            elif isinstance(each, int):
+                bad = each >= _STORABLE
+            else:
+                bad = False
+                if isinstance(each, Message):
+                    check_storable(each)
+            if bad:
+                raise WorkerFault(RejectionReason.FORM, f"{name} holds what nobody could store")
+
+
+def _looked_at(message: Message) -> tuple[tuple[str, bool], ...]:
+    """(name, may be absent) of the fields that may hold what nobody could store."""
+    name = message.DESCRIPTOR.full_name
+    known = _LOOKED_AT.get(name)
+    if known is None:
+        known = _LOOKED_AT[name] = tuple(
+            (field.name, field.has_presence)
+            for field in message.DESCRIPTOR.fields
+            if field.cpp_type in _CHECKED and field.type != FieldDescriptor.TYPE_BYTES
+        )
+    return known
 
 
 def envelope_to_wire(envelope: SignedEnvelope) -> common_pb2.SignedEnvelope:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Float, Select, event, func, literal_column, select
+from sqlalchemy import ARRAY, ColumnElement, Float, Select, any_, event, func, literal, literal_column, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -116,13 +116,12 @@ def _lock(turn: Turn) -> Select[Any]:
 _LOCK = {turn: _lock(turn) for turn in Turn}
 
 
-def padded(values: Sequence[V]) -> Sequence[V]:
-    """The values for an IN, the last repeated until there are 2^n of them: a database that plans a statement for each
-    number of parameters plans few."""
-    length = 1
-    while length < len(values):
-        length *= 2
-    return [*values, *[values[-1]] * (length - len(values))] if values else values
+def among(connection: AsyncConnection, column: ColumnElement[V], values: Sequence[V]) -> ColumnElement[bool]:
+    """`column` is one of these. One parameter on PostgreSQL, however many there are: to spell out hundreds of them costs
+    more than to look them up."""
+    if connection.dialect.name == "sqlite":
+        return column.in_(values)
+    return column == any_(literal(list(values), ARRAY(column.type)))
 
 
 async def now(connection: AsyncConnection) -> float:

@@ -10,7 +10,7 @@ from sqlalchemy import Row, bindparam, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.store import tables as t
-from coordinator.store.database import padded
+from coordinator.store.database import among
 from coordinator.verification.comparison import Member
 from coordinator.verification.pooled import NEAR_TIES, NEAR_TIES_LOST
 from coordinator.verification.pooling import STAKES, Evidence
@@ -44,11 +44,13 @@ class Book:
         if not new:
             return
         self._kept |= {worker_id: {} for worker_id in new}
-        rows = await self.connection.execute(select(t.evidence).where(t.evidence.c.worker_id.in_(padded(new))))
+        rows = await self.connection.execute(
+            select(t.evidence).where(among(self.connection, t.evidence.c.worker_id, new))
+        )
         for row in rows:
             self._kept[row.worker_id][row.test] = Kept(_evidence(row), row.alarmed_at)
             self._stored.add((row.worker_id, row.test))
-        mine = t.workers.c.worker_id.in_(padded(new))
+        mine = among(self.connection, t.workers.c.worker_id, new)
         watched = await self.connection.execute(select(t.workers.c.worker_id, t.workers.c.watched).where(mine))
         self._watched |= {row.worker_id: bool(row.watched) for row in watched}
 
@@ -136,7 +138,7 @@ async def begin_comparison(connection: AsyncConnection, of: Sequence[Row]) -> li
     """Mark these groups as compared; those that were not before: a group that was opened again counts once."""
     first = [group for group in of if not group.compared]
     if first:
-        mine = t.groups.c.group_id.in_(padded([group.group_id for group in first]))
+        mine = among(connection, t.groups.c.group_id, [group.group_id for group in first])
         await connection.execute(update(t.groups).where(mine).values(compared=True))
     return first
 
@@ -153,7 +155,7 @@ async def members(connection: AsyncConnection, group_ids: Sequence[str]) -> dict
             t.verdicts.c.metrics,
         )
         .join(t.verdicts, t.verdicts.c.rollout_id == t.rollouts.c.rollout_id)
-        .where(t.rollouts.c.group_id.in_(padded(group_ids)), t.rollouts.c.state == "accepted")
+        .where(among(connection, t.rollouts.c.group_id, group_ids), t.rollouts.c.state == "accepted")
     )
     found: dict[str, list[Member]] = {group_id: [] for group_id in group_ids}
     for row in rows:
@@ -174,14 +176,14 @@ async def given_up(connection: AsyncConnection, group_ids: Sequence[str]) -> dic
     ended = (LeaseState.EXPIRED.value, LeaseState.RETURNED.value)
     found: dict[str, list[tuple[str, str]]] = {group_id: [] for group_id in group_ids}
     again = select(t.samples.c.sample_id, t.samples.c.group_id).where(
-        t.samples.c.group_id.in_(padded(group_ids)), t.samples.c.attempts > 1
+        among(connection, t.samples.c.group_id, group_ids), t.samples.c.attempts > 1
     )
     of_sample = {row.sample_id: row.group_id for row in await connection.execute(again)}
     if not of_sample:
         return found
     rows = await connection.execute(
         select(t.leases.c.worker_id, t.leases.c.sample_id).where(
-            t.leases.c.sample_id.in_(padded(sorted(of_sample))), t.leases.c.state.in_(ended)
+            among(connection, t.leases.c.sample_id, sorted(of_sample)), t.leases.c.state.in_(ended)
         )
     )
     for row in rows:

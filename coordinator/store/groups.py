@@ -10,7 +10,7 @@ import numpy as np
 from sqlalchemy import Row, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from coordinator.store.database import padded
+from coordinator.store.database import among
 from coordinator.store.tables import groups, leases, rollouts, samples
 
 
@@ -120,7 +120,7 @@ async def get(connection: AsyncConnection, group_id: str) -> Row | None:
 
 async def get_all(connection: AsyncConnection, group_ids: Sequence[str]) -> list[Row]:
     """Those of these that there are, in the order of dispatch."""
-    mine = groups.c.group_id.in_(padded(group_ids))
+    mine = among(connection, groups.c.group_id, group_ids)
     return list(await connection.execute(select(groups).where(mine).order_by(groups.c.ordinal)))
 
 
@@ -128,7 +128,7 @@ async def incomplete(connection: AsyncConnection, group_ids: Sequence[str]) -> s
     """Those of these groups of which a sample is not accepted."""
     rows = await connection.execute(
         select(samples.c.group_id)
-        .where(samples.c.group_id.in_(padded(group_ids)), samples.c.state != "accepted")
+        .where(among(connection, samples.c.group_id, group_ids), samples.c.state != "accepted")
         .distinct()
     )
     return {row.group_id for row in rows}
@@ -198,7 +198,7 @@ async def set_sample(connection: AsyncConnection, sample_id: str, state: str) ->
 
 async def set_samples(connection: AsyncConnection, sample_ids: Sequence[str], state: str) -> None:
     if sample_ids:
-        mine = samples.c.sample_id.in_(padded(sample_ids))
+        mine = among(connection, samples.c.sample_id, sample_ids)
         await connection.execute(update(samples).where(mine).values(state=state))
 
 
@@ -208,18 +208,20 @@ async def set_state(connection: AsyncConnection, group_id: str, state: str) -> N
 
 async def set_states(connection: AsyncConnection, group_ids: Sequence[str], state: str) -> None:
     if group_ids:
-        await connection.execute(update(groups).where(groups.c.group_id.in_(padded(group_ids))).values(state=state))
+        await connection.execute(
+            update(groups).where(among(connection, groups.c.group_id, group_ids)).values(state=state)
+        )
 
 
 async def assign(connection: AsyncConnection, group_ids: Sequence[str], batch: int) -> None:
     """Serve these groups in `batch`."""
-    mine = groups.c.group_id.in_(padded(group_ids))
+    mine = among(connection, groups.c.group_id, group_ids)
     await connection.execute(update(groups).where(mine).values(state="served", batch=batch))
 
 
 async def drop_samples(connection: AsyncConnection, group_ids: Sequence[str]) -> None:
     """No sample of these groups is leased any more."""
-    mine = samples.c.group_id.in_(padded(group_ids)) & samples.c.state.in_(("waiting", "leased"))
+    mine = among(connection, samples.c.group_id, group_ids) & samples.c.state.in_(("waiting", "leased"))
     await connection.execute(update(samples).where(mine).values(state="dropped"))
 
 
@@ -238,7 +240,7 @@ async def candidates(connection: AsyncConnection, at: float, limit: int) -> list
 async def accepted_rollouts(connection: AsyncConnection, group_ids: Sequence[str]) -> dict[str, list[Row]]:
     """Those of each of these groups."""
     found: dict[str, list[Row]] = {group_id: [] for group_id in group_ids}
-    mine = rollouts.c.group_id.in_(padded(group_ids)) & (rollouts.c.state == "accepted")
+    mine = among(connection, rollouts.c.group_id, group_ids) & (rollouts.c.state == "accepted")
     for row in await connection.execute(select(rollouts).where(mine)):
         found[row.group_id].append(row)
     return found

@@ -9,7 +9,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.store import tables as t
-from coordinator.store.database import padded
+from coordinator.store.database import among
 from protocol.lease import LeaseState
 
 _USED = (LeaseState.LIVE.value, LeaseState.COMPLETED.value)
@@ -37,7 +37,7 @@ async def decision(connection: AsyncConnection, name: str) -> str | None:
 
 async def decisions(connection: AsyncConnection, names: Collection[str]) -> dict[str, str | None]:
     """What the operator decided about these classes; those that were never in shadow are not there."""
-    mine = t.hardware.c.name.in_(padded(list(names)))
+    mine = among(connection, t.hardware.c.name, list(names))
     return {row.name: row.decision for row in await connection.execute(select(t.hardware).where(mine))}
 
 
@@ -71,7 +71,7 @@ async def count_used(connection: AsyncConnection, name: str) -> int:
 
 async def shadow_classes(connection: AsyncConnection, lease_ids: Sequence[str]) -> dict[str, str]:
     """The class of each of these leases that was granted in shadow."""
-    mine = t.leases.c.shadow.is_(True) & t.leases.c.lease_id.in_(padded(lease_ids))
+    mine = t.leases.c.shadow.is_(True) & among(connection, t.leases.c.lease_id, lease_ids)
     rows = await connection.execute(select(t.leases.c.lease_id, t.leases.c.hardware).where(mine))
     return {row.lease_id: row.hardware for row in rows}
 

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Row, bindparam, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from coordinator.store.database import padded
+from coordinator.store.database import among
 from coordinator.store.tables import groups, leases, samples, workers
 from protocol.declaration import UNDECLARED
 from protocol.lease import Commitment, Lease, LeaseState
@@ -57,7 +57,7 @@ async def held(connection: AsyncConnection, lease_ids: Iterable[str]) -> dict[st
         select(leases, samples.c.group_id, groups.c.max_tokens)
         .join(samples, samples.c.sample_id == leases.c.sample_id)
         .join(groups, groups.c.group_id == samples.c.group_id)
-        .where(leases.c.lease_id.in_(padded(ids)))
+        .where(among(connection, leases.c.lease_id, ids))
         .order_by(leases.c.lease_id)
         .with_for_update(of=leases)
     )
@@ -68,7 +68,7 @@ async def live_among(connection: AsyncConnection, worker_id: str, lease_ids: Ite
     """Those of these ids, which may come from anybody, that are live leases of this worker."""
     ids = sorted({lease_id for lease_id in lease_ids if "\0" not in lease_id})
     statement = select(leases.c.lease_id).where(
-        leases.c.worker_id == worker_id, leases.c.state == "live", leases.c.lease_id.in_(padded(ids))
+        leases.c.worker_id == worker_id, leases.c.state == "live", among(connection, leases.c.lease_id, ids)
     )
     return set((await connection.execute(statement)).scalars())
 
@@ -78,11 +78,11 @@ async def complete(connection: AsyncConnection, ended: Sequence[Lease]) -> None:
     assert all(lease.state is LeaseState.COMPLETED for lease in ended)
     if not ended:
         return
-    mine = leases.c.lease_id.in_(padded([lease.lease_id for lease in ended]))
+    mine = among(connection, leases.c.lease_id, [lease.lease_id for lease in ended])
     await connection.execute(
         update(leases).where(mine).values(state=LeaseState.COMPLETED.value, earlier_commitments=[])
     )
-    their = samples.c.sample_id.in_(padded([lease.sample_id for lease in ended]))
+    their = among(connection, samples.c.sample_id, [lease.sample_id for lease in ended])
     await connection.execute(update(samples).where(their).values(state="submitted"))
 
 
@@ -105,7 +105,7 @@ async def insert(connection: AsyncConnection, new: Sequence[NewLease], at: float
     await connection.execute(leases.insert(), [_values(each, at) for each in new])
     await connection.execute(
         update(samples)
-        .where(samples.c.sample_id.in_(padded([each.lease.sample_id for each in new])))
+        .where(among(connection, samples.c.sample_id, [each.lease.sample_id for each in new]))
         .values(state="leased", attempts=samples.c.attempts + 1)
     )
 
@@ -138,7 +138,7 @@ async def save_many(connection: AsyncConnection, changed: Sequence[Lease]) -> No
     await connection.execute(_SAVE, [_changing(lease) for lease in ordered])
     free = [each.sample_id for each in ordered if each.state not in (LeaseState.LIVE, LeaseState.COMPLETED)]
     if free:
-        theirs = samples.c.sample_id.in_(padded(free)) & (samples.c.state == "leased")
+        theirs = among(connection, samples.c.sample_id, free) & (samples.c.state == "leased")
         await connection.execute(update(samples).where(theirs).values(state="waiting"))
 
 
@@ -196,7 +196,7 @@ async def live_of_groups(connection: AsyncConnection, group_ids: Sequence[str]) 
     rows = await connection.execute(
         select(leases)
         .join(samples, samples.c.sample_id == leases.c.sample_id)
-        .where(leases.c.state == "live", samples.c.group_id.in_(padded(group_ids)))
+        .where(leases.c.state == "live", among(connection, samples.c.group_id, group_ids))
         .order_by(leases.c.lease_id)
         .with_for_update(of=leases)
     )
@@ -211,7 +211,7 @@ async def count_live_of_workers(connection: AsyncConnection, worker_ids: Sequenc
     """Live leases of each of these workers; who has none is not there."""
     statement = (
         select(leases.c.worker_id, func.count().label("n"))
-        .where(leases.c.state == "live", leases.c.worker_id.in_(padded(worker_ids)))
+        .where(leases.c.state == "live", among(connection, leases.c.worker_id, worker_ids))
         .group_by(leases.c.worker_id)
     )
     return {row.worker_id: row.n for row in await connection.execute(statement)}
@@ -237,7 +237,7 @@ async def held_before(
         return found
     rows = await connection.execute(
         select(leases.c.worker_id, leases.c.sample_id).where(
-            leases.c.worker_id.in_(padded(worker_ids)), leases.c.sample_id.in_(padded(sample_ids))
+            among(connection, leases.c.worker_id, worker_ids), among(connection, leases.c.sample_id, sample_ids)
         )
     )
     for row in rows:

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.store import events, groups
 from coordinator.store import tables as t
-from coordinator.store.database import padded
+from coordinator.store.database import among
 from coordinator.store.groups import unpack_tokens
 from protocol.rollout import Rollout
 from protocol.signing import SignedEnvelope
@@ -97,7 +97,7 @@ def _values(new: NewRollout, at: float) -> dict[str, Any]:
 
 async def received(connection: AsyncConnection, rollout_ids: Iterable[str]) -> dict[str, tuple[str, float]]:
     """(worker, when) of those of these that were received."""
-    mine = t.rollouts.c.rollout_id.in_(padded(list(rollout_ids)))
+    mine = among(connection, t.rollouts.c.rollout_id, list(rollout_ids))
     rows = await connection.execute(
         select(t.rollouts.c.rollout_id, t.rollouts.c.worker_id, t.rollouts.c.received_at).where(mine)
     )
@@ -133,7 +133,7 @@ async def get(connection: AsyncConnection, rollout_id: str) -> Row | None:
 
 async def get_all(connection: AsyncConnection, rollout_ids: Sequence[str]) -> list[Row]:
     """Those of these that there are, locked, in the order in which they came."""
-    mine = t.rollouts.c.rollout_id.in_(padded(rollout_ids))
+    mine = among(connection, t.rollouts.c.rollout_id, rollout_ids)
     statement = select(t.rollouts).where(mine).order_by(t.rollouts.c.received_at).with_for_update(key_share=True)
     return list(await connection.execute(statement))
 
@@ -175,7 +175,7 @@ async def claim(connection: AsyncConnection, *, verifier: str, limit: int, at: f
     if ids:
         await connection.execute(
             update(t.rollouts)
-            .where(t.rollouts.c.rollout_id.in_(padded(ids)))
+            .where(among(connection, t.rollouts.c.rollout_id, ids))
             .values(state="verifying", verifier=verifier, claim_deadline=at + term, attempts=t.rollouts.c.attempts + 1)
         )
     return ids
@@ -229,7 +229,7 @@ async def pending(connection: AsyncConnection, ids: Sequence[str], probation_rol
         .join(t.samples, t.samples.c.sample_id == t.rollouts.c.sample_id)
         .join(t.workers, t.workers.c.worker_id == t.rollouts.c.worker_id)
         .join(t.leases, t.leases.c.lease_id == t.rollouts.c.lease_id)
-        .where(t.rollouts.c.rollout_id.in_(padded(ids)))
+        .where(among(connection, t.rollouts.c.rollout_id, ids))
         .order_by(t.groups.c.ordinal, t.samples.c.ordinal)
     )
     return [
@@ -262,7 +262,7 @@ async def set_state(
     connection: AsyncConnection, rollout_ids: Sequence[str], state: str, drop_reason: str | None = None
 ) -> None:
     if rollout_ids:
-        mine = t.rollouts.c.rollout_id.in_(padded(rollout_ids))
+        mine = among(connection, t.rollouts.c.rollout_id, rollout_ids)
         await connection.execute(update(t.rollouts).where(mine).values(state=state, drop_reason=drop_reason))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from coordinator.store.database import padded
+from coordinator.store.database import among
 from coordinator.store.tables import batches, groups, leases, policy_versions, rollouts
 from protocol.errors import UserError
 from protocol.policy import PolicyVersion
@@ -57,7 +57,7 @@ async def named(connection: AsyncConnection, numbers: Iterable[int]) -> Named:
     rows = list(
         await connection.execute(
             select(policy_versions.c.version, policy_versions.c.manifest_digest, policy_versions.c.withdrawn).where(
-                policy_versions.c.version.in_(padded(possible))
+                among(connection, policy_versions.c.version, possible)
                 | (policy_versions.c.version == newest.scalar_subquery())
             )
         )

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Row, bindparam, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from coordinator.store.database import padded
+from coordinator.store.database import among
 from coordinator.store.tables import ledger, workers
 from protocol.declaration import Declaration
 from protocol.ledger import Entry, EntryKind, Standing, fold
@@ -59,7 +59,7 @@ async def declared(connection: AsyncConnection, worker_id: str) -> Declaration |
 async def seen(connection: AsyncConnection, worker_ids: Sequence[str], at: float) -> None:
     """Note that these workers are alive; not of one whose standing is being written: it is seen the next time."""
     if worker_ids:
-        mine = workers.c.worker_id.in_(padded(worker_ids))
+        mine = among(connection, workers.c.worker_id, worker_ids)
         free = select(workers.c.worker_id).where(mine).with_for_update(skip_locked=True, key_share=True)
         await connection.execute(update(workers).where(workers.c.worker_id.in_(free)).values(last_seen_at=at))
 
@@ -77,7 +77,7 @@ class Known:
 
 async def known(connection: AsyncConnection, worker_ids: Sequence[str]) -> dict[str, Known]:
     """Those of these workers that ever registered."""
-    rows = await connection.execute(select(workers).where(workers.c.worker_id.in_(padded(worker_ids))))
+    rows = await connection.execute(select(workers).where(among(connection, workers.c.worker_id, worker_ids)))
     return {
         row.worker_id: Known(
             row.worker_id,
