@@ -84,12 +84,19 @@ class Feeding:
         self, *, batch: int, trainer_version: int, held: Sequence[str], max_groups: int
     ) -> list[RolloutGroup]:
         """Groups of this batch that the trainer does not hold yet; newly assigned ones while there is room."""
+        async with self._db.read() as connection:  # most pulls find nothing new, and need hold up nobody to see that
+            known = await _batch(connection, batch)
+            news = known is None or known.acknowledged_at is not None
+            assigned = [] if news else await groups.of_batch(connection, batch)
+            news |= any(group.group_id not in held for group in assigned)
+            if not news and len(assigned) < max_groups:
+                news = bool(await groups.candidates(connection, await database.now(connection), 1))
+        if not news:
+            return []
         async with self._db.write(Turn.FEEDING) as connection:
             at = await database.now(connection)
             await self._open_batch(connection, batch, trainer_version, at)
-            assigned = list(
-                await connection.execute(select(t.groups).where(t.groups.c.batch == batch).order_by(t.groups.c.ordinal))
-            )
+            assigned = await groups.of_batch(connection, batch)
             candidates = await groups.candidates(connection, at, _CANDIDATES) if len(assigned) < max_groups else []
             while candidates and len(assigned) < max_groups:
                 missing = max_groups - len(assigned)
@@ -111,7 +118,7 @@ class Feeding:
         return answer
 
     async def _open_batch(self, connection: AsyncConnection, batch: int, trainer_version: int, at: float) -> None:
-        known = (await connection.execute(select(t.batches).where(t.batches.c.batch == batch))).first()
+        known = await _batch(connection, batch)
         if known is not None:
             if known.acknowledged_at is not None:
                 raise UserError(f"batch {batch} is acknowledged: a checkpoint holds it; resume from that checkpoint")
@@ -311,3 +318,7 @@ class Feeding:
             await events.record(
                 connection, at=at, actor="trainer", action="trainer_alarm_over", subject=name, detail=where
             )
+
+
+async def _batch(connection: AsyncConnection, batch: int) -> Row | None:
+    return (await connection.execute(select(t.batches).where(t.batches.c.batch == batch))).first()

@@ -96,8 +96,9 @@ class Bench:
         measured = self._verifier.measure(
             samples.claims([written[n] for n in kept], [asked[n] for n in kept], self._folder)
         )
-        print(f"{case.name}: {len(measured)} rollouts, {time.perf_counter() - begun:.0f} s", flush=True)
-        return _row(case.name, measured, self._thresholds)
+        row = _row(case.name, measured, self._thresholds)
+        print(f"{time.perf_counter() - begun:.0f} s: {row}", flush=True)
+        return row
 
     def _write(self, cheat: Cheat, asked: Sequence[GenerationRequest], scratch: Path) -> list[Generation]:
         """A cheat that only lies about what it generated starts from the honest worker's generations."""

@@ -225,6 +225,11 @@ async def drop_samples(connection: AsyncConnection, group_ids: Sequence[str]) ->
     await connection.execute(update(samples).where(mine).values(state="dropped"))
 
 
+async def of_batch(connection: AsyncConnection, batch: int) -> list[Row]:
+    """The groups served in this batch."""
+    return list(await connection.execute(select(groups).where(groups.c.batch == batch).order_by(groups.c.ordinal)))
+
+
 async def candidates(connection: AsyncConnection, at: float, limit: int) -> list[Row]:
     """Groups that might be served now: complete ones, then open ones past their deadline; oldest first."""
     return list(
