@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ from protocol.trust import Trust, is_loopback, why_unreachable
 log = logging.getLogger(__name__)
 
 _TIMEOUT = aiohttp.ClientTimeout(total=15)
+_NAMELESS_TRIES = 3  # a network that is only just up may not know a name yet
 _NO_COORDINATOR = (301, 302, 307, 308, 400, 401, 403, 404, 405)
 
 
@@ -24,11 +26,11 @@ async def fetch_terms(
 ) -> RunTerms:
     """The run's terms from a coordinator; tried again while it is down.
 
-    `patience_s`: give up after so long (None: never). Raises UserError for a URL that serves no terms, a certificate that
-    can't be believed, or gRPC endpoints that are less guarded than the URL.
+    `patience_s`: give up after so long (None: never). Raises UserError for a URL that serves no terms, a host that does not
+    exist, a certificate that can't be believed, or gRPC endpoints that are less guarded than the URL.
     """
     trust = Trust(coordinator) if isinstance(coordinator, str) else coordinator
-    backoff, begun = Backoff(), time.monotonic()
+    backoff, begun, nameless = Backoff(), time.monotonic(), 0
     while True:
         try:
             terms = await _ask(trust)
@@ -42,10 +44,21 @@ async def fetch_terms(
             if mendable is not None:
                 raise mendable from None
             problem = f"cannot reach {trust.url} ({why_unreachable(error)})"
+            nameless += _no_such_host(error)
+            if nameless >= _NAMELESS_TRIES:
+                raise UserError(
+                    f"there is no host {trust.host!r}: check the spelling of --coordinator, and that this machine is online"
+                ) from None
         if patience_s is not None and time.monotonic() - begun >= patience_s:
             raise UserError(f"{problem}: check the URL, and that the coordinator runs")
         seconds = await backoff.pause()
         on_retry(f"{problem}; trying again (waited {seconds:.1f} s): is the URL right, and does the coordinator run?")
+
+
+def _no_such_host(error: BaseException) -> bool:
+    """Whether the name service answered that there is no such name; that it did not answer may pass."""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    return isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME
 
 
 async def _ask(trust: Trust) -> RunTerms | str:

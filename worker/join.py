@@ -40,12 +40,12 @@ async def join(
     url: str, config: WorkerConfig, make_engine: EngineFactory, *, as_json: bool, ca: Path | None = None
 ) -> None:
     """Work for the run behind `url` until stopped. Raises UserError for what the user can mend."""
-    identity, made = keyfile.load_or_create(config.identity_path)
-    _say(f"{'made' if made else 'using'} the identity {short_id(identity.key_id)} in {config.identity_path}", as_json)
     trust = Trust(url, ca)
     if not trust.encrypted and not is_loopback(trust.host):
         _say(f"{trust.url} is not encrypted: whoever is on the way can read and change what is said", as_json)
     terms = await fetch_terms(trust, on_retry=lambda text: _say(text, as_json))
+    identity, made = keyfile.load_or_create(config.identity_path)
+    _say(f"{'made' if made else 'using'} the identity {short_id(identity.key_id)} in {config.identity_path}", as_json)
     if check_pins(config.home / "pins", trust.url, terms):
         _say(f"pinned the keys of {trust.url}", as_json)
     if not terms.relays:

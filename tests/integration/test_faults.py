@@ -355,6 +355,13 @@ def test_30_a_port_for_peers_that_is_taken() -> None:
     assert finding.level is Level.WARN and str(port) in finding.text and "--peer-port" in finding.remedy
 
 
+async def test_31_a_host_that_does_not_exist() -> None:
+    told: list[str] = []
+    with pytest.raises(UserError, match="no host 'run.example.invalid': check the spelling of --coordinator"):
+        await fetch_terms("https://run.example.invalid:7448", on_retry=told.append)
+    assert len(told) == 2, "a network that is only just up may not know the name yet"
+
+
 async def test_the_doctor_says_all_of_it_at_once_and_never_fails_itself(serve: Serve, tmp_path: Path) -> None:
     body = json.dumps(dataclasses.asdict(terms(relays=[f"http://127.0.0.1:{closed_port()}"])))
     told = formatdate(time.time() - 600, usegmt=True)
