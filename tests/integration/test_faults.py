@@ -357,7 +357,7 @@ def test_30_a_port_for_peers_that_is_taken() -> None:
 
 async def test_31_a_host_that_does_not_exist() -> None:
     told: list[str] = []
-    with pytest.raises(UserError, match="no host 'run.example.invalid': check the spelling of --coordinator"):
+    with pytest.raises(UserError, match=r"no host .run\.example\.invalid': check the spelling of --coordinator"):
         await fetch_terms("https://run.example.invalid:7448", on_retry=told.append)
     assert len(told) == 2, "a network that is only just up may not know the name yet"
 
