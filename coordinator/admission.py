@@ -15,6 +15,7 @@ from protocol import policy
 from protocol.declaration import BF16
 from protocol.lease import Lease
 from protocol.rollout import RejectionReason, Rollout, SamplingParams
+from protocol.turns import Turns
 
 _FORM = FormCheck()  # looks at neither the prompt nor the seed
 
@@ -54,12 +55,13 @@ def admit(
     now: float,
     limits: Limits,
     withdrawn: frozenset[int] = frozenset(),
+    turns: Turns | None = None,
 ) -> Accepted | Refused:
     """Decide on one submission.
 
     `versions`: manifest digest of each version that is published and not withdrawn; `head`: the newest of them;
     `withdrawn`: versions that were taken back, which is nobody's fault but ours;
-    `sampling`: what the lease asked for (None only if there is no such lease).
+    `sampling`: what the lease asked for (None only if there is no such lease); `turns`: how its task's turns are taken.
     """
     if rollout.run_id != limits.run_id:
         return Refused(RejectionReason.LEASE, f"made for run {rollout.run_id!r:.40}, this is {limits.run_id}")
@@ -74,7 +76,7 @@ def admit(
     if rollout.precision not in limits.precisions:
         admitted = ", ".join(limits.precisions)
         return Refused(RejectionReason.PRECISION, f"made in {rollout.precision!r}; this run admits {admitted}")
-    form = _FORM(Claim(rollout, (), sampling, 0, limits.vocab_size, limits.hidden_size))
+    form = _FORM(Claim(rollout, (), sampling, 0, limits.vocab_size, limits.hidden_size, turns))
     if not form.passed:
         return Refused(RejectionReason.FORM, form.detail)
     broken = lease_rules.broken(lease, rollout.token_ids)

@@ -50,7 +50,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class LeasedSample:
-    """A lease as the worker holds it. `deadline`: by this process's monotonic clock."""
+    """A lease as the worker holds it. `deadline`: by this process's monotonic clock. `turns`: the digest of the rules that
+    its task's turns go by, empty if it has one."""
 
     lease_id: str
     sample_id: str
@@ -59,6 +60,7 @@ class LeasedSample:
     seed: int
     min_version: int
     deadline: float
+    turns: str = ""
 
 
 def _batched(items: Iterable[T]) -> Iterator[list[T]]:
@@ -78,6 +80,7 @@ def _leased(lease: worker_pb2.Lease, begun: float) -> LeasedSample:
         seed=lease.seed,
         min_version=lease.min_version,
         deadline=begun + lease.deadline_ms / 1000,
+        turns=lease.turns,
     )
 
 

@@ -7,7 +7,7 @@ only after that has committed (SQLite: synchronous=FULL), so a receipted rollout
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sqlalchemy.exc import IntegrityError
@@ -24,6 +24,7 @@ from protocol.errors import WorkerFault
 from protocol.lease import Lease, LeaseState, finish
 from protocol.rollout import RejectionReason, Rollout, SamplingParams
 from protocol.signing import RECEIPT, ROLLOUT, Identity, SignedEnvelope, open_envelope
+from protocol.turns import Turns
 from protocol.wire import rollout_from_payload, rollout_id
 from protos.rollswarm.v1 import worker_pb2
 
@@ -72,7 +73,9 @@ class Intake:
         eos_token_ids: tuple[int, ...],
         max_strikes: int,
         max_payload_bytes: int,
+        turns: Mapping[str, Turns] | None = None,
     ) -> None:
+        """`turns`: by environment, of those whose tasks take several."""
         self._db = db
         self._identity = identity
         self._limits = limits
@@ -80,6 +83,7 @@ class Intake:
         self._eos_token_ids = eos_token_ids
         self._max_strikes = max_strikes
         self._max_payload_bytes = max_payload_bytes
+        self._turns = turns or {}
         self._together = Together(self._store, _MOST)
         self._refusing: Together[Refusal, None] = Together(self._refuse, _MOST)
 
@@ -178,6 +182,7 @@ class Intake:
             head=named.head,
             now=at,
             limits=self._limits,
+            turns=None if held is None else self._turns.get(held.environment),
         )
 
     def _receipt(self, submission: Submission, received_at: float) -> SignedEnvelope:

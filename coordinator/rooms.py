@@ -18,10 +18,12 @@ from coordinator.scheduling import SERVING, Scheduling
 from coordinator.service import TrainerService, WorkerService
 from coordinator.store.database import Database
 from coordinator.store.run import Run
-from coordinator.tokenizer import RunTokenizer
+from coordinator.turns import run_turns
 from coordinator.verification.thresholds import Thresholds
 from environments.registry import make_environment
 from protocol.signing import Identity
+from protocol.tokenizer import RunTokenizer
+from protocol.turns import Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Rooms:
     workers: WorkerService
     trainer: TrainerService
     limits: Limits
+    turns: Mapping[str, Turns]
 
     def use(self, scheduling: Scheduling) -> None:
         """Go by these numbers from now on, everywhere."""
@@ -55,6 +58,7 @@ def make_rooms(
     """Raises UserError if the tokenizer or an environment can't be used."""
     scheduling, sampling = run_file.scheduling.scheduling(), run_file.sampling
     tokenizer = RunTokenizer(run_file.model.path)
+    turns = run_turns(run_file, tokenizer)
     leasing = Leasing(
         db,
         secret=run.secret,
@@ -73,6 +77,7 @@ def make_rooms(
         eos_token_ids=sampling.eos_token_ids,
         max_strikes=run_file.verification.max_strikes,
         max_payload_bytes=run_file.server.max_payload_bytes,
+        turns=turns,
     )
     feeding = Feeding(db, run_id=run.run_id, trainer_key=run.trainer_key, scheduling=scheduling)
     workers = WorkerService(
@@ -92,9 +97,10 @@ def make_rooms(
         temperature=sampling.temperature,
         eos_token_ids=sampling.eos_token_ids,
         metrics=metrics,
+        turns=turns,
     )
     trainer = TrainerService(feeding, run_id=run.run_id, temperature=sampling.temperature, scheduling=scheduling)
-    return Rooms(tokenizer, leasing, intake, feeding, workers, trainer, limits)
+    return Rooms(tokenizer, leasing, intake, feeding, workers, trainer, limits, turns)
 
 
 def environment_shares(run_file: RunFile) -> list[EnvironmentShare]:

@@ -7,7 +7,7 @@ import contextlib
 import datetime as dt
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -36,8 +36,9 @@ from coordinator.verification.classes import classes_of
 from protocol.errors import UserError
 from protocol.signing import Identity
 from protocol.statement import sign_statement
-from protocol.terms import PROTOCOL_MAX, PROTOCOL_MIN, RunTerms
+from protocol.terms import PROTOCOL_MIN, TURNS_PROTOCOL, RunTerms
 from protocol.trust import is_loopback
+from protocol.turns import TurnRules, Turns
 
 _GRACE_S = 3.0
 
@@ -131,7 +132,9 @@ async def _serve_run(
         views = Views(
             pages,
             metrics,
-            _terms_reader(run_file, run, pages, identity, public, live, limits.precisions),
+            _terms_reader(
+                run_file, run, pages, identity, public, live, limits.precisions, _rules(rooms.turns.values())
+            ),
             access=Access(pages, run.secret, encrypted=tls is not None),
             settings=Settings(
                 run_file.scheduling.scheduling(),
@@ -201,6 +204,11 @@ async def _listen(runner: web.AppRunner, host: str, port: int, tls: ServerTls | 
     return int(runner.addresses[0][1])
 
 
+def _rules(turns: Iterable[Turns]) -> tuple[TurnRules, ...]:
+    """Each kind of rules once: environments may share one."""
+    return tuple({each.rules.digest: each.rules for each in turns}.values())
+
+
 def _terms_reader(
     run_file: RunFile,
     run: Run,
@@ -209,6 +217,7 @@ def _terms_reader(
     public: Listener,
     live: Live,
     precisions: tuple[str, ...],
+    turns: tuple[TurnRules, ...],
 ) -> Callable[[], Awaitable[RunTerms]]:
     server = run_file.server
 
@@ -218,8 +227,8 @@ def _terms_reader(
         return RunTerms(
             run_id=run.run_id,
             name=run.name,
-            protocol_min=PROTOCOL_MIN,
-            protocol_max=PROTOCOL_MAX,
+            protocol_min=TURNS_PROTOCOL if turns else PROTOCOL_MIN,
+            protocol_max=TURNS_PROTOCOL if turns else PROTOCOL_MIN,
             grpc_endpoints=(f"{'https://' if server.certificate else ''}{server.advertise_host}:{public.port}",),
             relays=run_file.shardcast.relays,
             coordinator_key=identity.key_id,
@@ -235,6 +244,7 @@ def _terms_reader(
             precision_classes=precisions,
             join=run_file.join.door,
             work_bits=run_file.join.rule().work_bits,
+            turns=turns,
         )
 
     return read

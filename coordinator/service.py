@@ -30,7 +30,8 @@ from protocol.lease import Commitment
 from protocol.renewal import check_renewal
 from protocol.rollout import AT_LEAST, RejectionReason, SamplingParams
 from protocol.signing import public_key
-from protocol.terms import PROTOCOL_MAX, PROTOCOL_MIN
+from protocol.terms import PROTOCOL_MAX, PROTOCOL_MIN, TURNS_PROTOCOL
+from protocol.turns import Turns
 from protocol.wire import envelope_from_wire, envelope_to_wire, group_to_wire, sampling_to_wire
 from protos.rollswarm.v1 import trainer_pb2, trainer_pb2_grpc, worker_pb2, worker_pb2_grpc
 
@@ -58,7 +59,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         temperature: float,
         eos_token_ids: tuple[int, ...],
         metrics: Metrics,
+        turns: Mapping[str, Turns] | None = None,
     ) -> None:
+        """`turns`: by environment, of those whose tasks take several."""
         self._joining = joining
         self._db = db
         self._clock = DatabaseClock(db)
@@ -70,6 +73,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._temperature = temperature
         self._eos_token_ids = eos_token_ids
         self._metrics = metrics
+        self._rules = {environment: each.rules.digest for environment, each in (turns or {}).items()}
 
     async def clock(self) -> float:
         """Now, by the database's clock, as tokens need it."""
@@ -78,9 +82,10 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def GetChallenge(  # noqa: N802
         self, request: worker_pb2.GetChallengeRequest, context: grpc.aio.ServicerContext
     ) -> worker_pb2.GetChallengeResponse:
-        if request.protocol_min > PROTOCOL_MAX or request.protocol_max < PROTOCOL_MIN:
+        least = TURNS_PROTOCOL if self._rules else PROTOCOL_MIN
+        if request.protocol_min > PROTOCOL_MAX or request.protocol_max < least:
             raise UserError(
-                f"the worker speaks protocol {request.protocol_min} to {request.protocol_max}, this run {PROTOCOL_MIN} "
+                f"the worker speaks protocol {request.protocol_min} to {request.protocol_max}, this run {least} "
                 f"to {PROTOCOL_MAX}: update rollswarm on the older side"
             )
         public_key(request.key_id)
@@ -127,6 +132,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                     seed=sample.seed,
                     min_version=lease.min_version,
                     deadline_ms=int(max(0.0, lease.deadline - granted.now) * 1000),
+                    turns=self._rules.get(sample.environment, ""),
                 )
                 for lease, sample in granted.leases
             ],

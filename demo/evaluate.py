@@ -21,7 +21,7 @@ def evaluate(folder: Path, *, template: str, eos: list[int], max_tokens: int, ta
     import torch
     from transformers import AutoModelForCausalLM
 
-    from coordinator.tokenizer import RunTokenizer
+    from protocol.tokenizer import RunTokenizer
     from trainer.scoring import generate_completions
 
     environment = make_environment("arithmetic", {"template": template})

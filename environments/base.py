@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
 from protocol.rollout import Task
@@ -40,6 +41,31 @@ class Environment(Protocol):
     def well_formed(self, completion: str) -> bool:
         """Whether the completion reads as an answer at all, right or wrong."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """How completions of an environment call a tool.
+
+    `tool`: a name of environments.tools. `stop`: the text on which a call ends; every token whose own text ends so ends one,
+    and the tool sees the turn's text before it. At most `max_calls` are answered, each by at most `max_answer_tokens` tokens.
+    """
+
+    tool: str
+    stop: str
+    max_calls: int
+    max_answer_tokens: int
+
+
+@runtime_checkable
+class MultiTurn(Protocol):
+    """What an environment has beside the methods of Environment if its tasks take several turns.
+
+    `score` and `well_formed` are then given what the model wrote, its turns one after the other, and not the tool's answers.
+    """
+
+    @property
+    def tool_use(self) -> ToolUse: ...
 
 
 def eval_index(index: int) -> int:

@@ -13,6 +13,7 @@ from protocol.errors import UserError
 # Imported only when asked for: some need libraries that a run without them need not have.
 BUILT_IN = {
     "arithmetic": "environments.arithmetic:Arithmetic",
+    "calculator": "environments.calculator:Calculator",
     "code": "environments.code:Code",
     "counting": "environments.counting:Counting",
     "dataset": "environments.dataset:Dataset",

@@ -11,6 +11,7 @@ from typing import Any
 from protocol.declaration import BF16
 
 PROOF_CHUNK_TOKENS = 32
+ENVIRONMENT_LOGPROB = 0.0  # what stands for tokens that nobody sampled
 EOS_LOGPROB = "eos_logprob"
 SEED_MARGIN_MEAN = "seed_margin_mean"
 AT_LEAST = frozenset({EOS_LOGPROB})  # metrics whose bound is a least one; all others have a largest
@@ -57,7 +58,10 @@ class RejectionReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How a completion is sampled: temperature only (top-p and top-k are refused, see docs/run-file.md)."""
+    """How a completion is sampled: temperature only (top-p and top-k are refused, see docs/run-file.md).
+
+    `max_tokens` counts everything after the prompt, a tool's answers too.
+    """
 
     temperature: float
     max_tokens: int
@@ -98,8 +102,8 @@ class VersionSpan:
 
     @property
     def proof_count(self) -> int:
-        """Chunks start anew at each span: ⌈length / 32⌉ proofs."""
-        return -(-len(self) // PROOF_CHUNK_TOKENS)
+        """Of a span that the model alone wrote: chunks start anew at each span."""
+        return proof_count(len(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +118,18 @@ class Segment:
     def by_model(cls, token_ids: tuple[int, ...]) -> Segment:
         return cls(Author.MODEL, token_ids, (True,) * len(token_ids))
 
+    @classmethod
+    def by_environment(cls, token_ids: tuple[int, ...]) -> Segment:
+        return cls(Author.ENVIRONMENT, token_ids, (False,) * len(token_ids))
+
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """An immutable trajectory as a worker claims it. T = all tokens after the prompt, over all segments.
 
-    `logprobs`: T behaviour log-probabilities (nats) of the distribution really sampled from, at the lease's temperature.
-    `spans`: contiguous, half-open, covering [0, T). `proofs[s]`: the activation proofs of span s, one per 32 tokens.
+    `logprobs`: T behaviour log-probabilities (nats) of the distribution really sampled from, at the lease's temperature; 0
+    for the environment's tokens. `spans`: contiguous, half-open, covering [0, T); each begins with a token by the model.
+    `proofs[s]`: the activation proofs of span s, for each stretch of the model's tokens in it one per 32.
     `precision`: the class it was generated in (protocol.declaration), by whose thresholds it is judged.
     """
 
@@ -143,6 +152,32 @@ class Rollout:
     @property
     def loss_mask(self) -> tuple[bool, ...]:
         return tuple(bit for segment in self.segments for bit in segment.loss_mask)
+
+    @property
+    def model_tokens(self) -> int:
+        """How many tokens the model wrote: what is paid for, and learned from."""
+        return sum(len(segment.token_ids) for segment in self.segments if segment.author is Author.MODEL)
+
+    @property
+    def model_token_ids(self) -> tuple[int, ...]:
+        """What the model wrote, one turn after the other."""
+        return tuple(
+            token for segment in self.segments if segment.author is Author.MODEL for token in segment.token_ids
+        )
+
+    def stretches(self, span: VersionSpan) -> list[tuple[int, int]]:
+        """[start, end) of each turn, or part of one, that the model wrote in this span. Proof chunks start anew at each."""
+        if len(self.segments) == 1:
+            return [(span.start, span.end)]
+        found: list[tuple[int, int]] = []
+        start = 0
+        for segment in self.segments:
+            end = start + len(segment.token_ids)
+            low, high = max(start, span.start), min(end, span.end)
+            if segment.author is Author.MODEL and low < high:
+                found.append((low, high))
+            start = end
+        return found
 
     @property
     def oldest_version(self) -> int:
@@ -197,6 +232,11 @@ class RolloutGroup:
     prompt_token_ids: tuple[int, ...]
     n_requested: int
     rollouts: tuple[VerifiedRollout, ...]
+
+
+def proof_count(tokens: int) -> int:
+    """How many proofs a stretch takes: one per 32 tokens, of which the last may stand for fewer."""
+    return -(-tokens // PROOF_CHUNK_TOKENS)
 
 
 def token_digest(token_ids: tuple[int, ...] | list[int]) -> bytes:

@@ -11,9 +11,11 @@ from typing import Any
 from protocol.errors import BadSignature, UserError
 from protocol.joining import INVITE, OPEN, WORK, WORK_BITS_MAX
 from protocol.signing import public_key
+from protocol.turns import ANSWER_TOKENS_MAX, CALLS_MAX, STOP_TOKENS_MAX, TurnRules
 
 PROTOCOL_MIN = 1
-PROTOCOL_MAX = 1
+PROTOCOL_MAX = 2
+TURNS_PROTOCOL = 2  # the first that knows rollouts of several turns; a run without any is served as by the one before
 WELL_KNOWN_PATH = "/.well-known/rollswarm.json"
 _TERMS_BYTES_MAX = 1 << 20
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # protocol.manifest's rule
@@ -24,6 +26,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "str | None": (str, type(None)),
     "tuple[str, ...]": (str,),
     "tuple[int, ...]": (int,),
+    "tuple[TurnRules, ...]": (dict,),
 }
 
 
@@ -50,20 +53,39 @@ class RunTerms:
     precision_classes: tuple[str, ...]
     join: str = "open"  # what a new key is asked for: open, invite or work (protocol.joining)
     work_bits: int = 0
+    turns: tuple[TurnRules, ...] = ()  # that leases name by their digest; none where all tasks take a single turn
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1)
+        values = asdict(self)
+        if not self.turns:
+            del values["turns"]
+        return json.dumps(values, indent=1)
 
 
-def _typed(name: str, value: Any) -> Any:
-    """The value of a field, of the type that RunTerms declares. Raises TypeError."""
-    declared = str(RunTerms.__dataclass_fields__[name].type)
+def _typed(name: str, value: Any, of: Any = RunTerms) -> Any:
+    """The value of a field, of the type that its class declares. Raises TypeError."""
+    declared = str(of.__dataclass_fields__[name].type)
     if declared.startswith("tuple") and not isinstance(value, list):
         raise TypeError(f"{name} must be a list")
     for item in value if declared.startswith("tuple") else [value]:
         if not isinstance(item, _TYPES[declared]) or isinstance(item, bool):
             raise TypeError(f"{name} must be of type {declared}, not {item!r:.40}")
+    if declared == "tuple[TurnRules, ...]":
+        return tuple(map(_turn_rules, value))
     return tuple(value) if isinstance(value, list) else value
+
+
+def _turn_rules(values: dict[str, Any]) -> TurnRules:
+    """Raises TypeError, KeyError or ValueError for rules that are none."""
+    rules = TurnRules(**{name: _typed(name, values[name], TurnRules) for name in TurnRules.__dataclass_fields__})
+    if not (
+        0 < len(rules.stop_token_ids) <= STOP_TOKENS_MAX
+        and min(rules.stop_token_ids) >= 0
+        and 0 < rules.max_calls <= CALLS_MAX
+        and 0 < rules.max_answer_tokens <= ANSWER_TOKENS_MAX
+    ):
+        raise ValueError("turns whose calls can't end, or are without bounds")
+    return rules
 
 
 def parse_terms(body: bytes, source: str) -> RunTerms:

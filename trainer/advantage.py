@@ -105,7 +105,7 @@ class LengthBudget:
     def __call__(self, item: VerifiedRollout) -> float:
         if not self.target:
             return item.reward
-        return item.reward - self.alpha * abs(self.target - len(item.rollout.token_ids))
+        return item.reward - self.alpha * abs(self.target - item.rollout.model_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,19 +15,23 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from environments.base import Environment
 from environments.registry import make_environment
 from environments.sandbox import Scorer
+from environments.turns import turns_of
 from protocol.disk import sync
 from protocol.errors import UserError
 from protocol.rollout import Task
 from protocol.runfile import read_run_file
+from protocol.tokenizer import RunTokenizer
+from protocol.turns import Turns
 from trainer.sampling import Sampler, TransformersSampler
 from trainer.scoring import average_at_n, interval, pass_at_k
+from trainer.turns import complete_turns
 
 _CHUNK = 16  # tasks
 BUILTIN = "builtin"
@@ -70,6 +74,7 @@ class Section:
     params: dict[str, Any]
     environment: Environment
     max_tokens: int
+    turns: Turns | None = None
 
 
 def sections_of(path: Path) -> tuple[list[Section], tuple[int, ...]]:
@@ -197,14 +202,13 @@ async def run_evaluation(config: Path, plan: Plan, out: Path, sampler: Sampler |
 
     `sampler`: the one that `plan.engine` names, if it is not the built-in one.
     """
-    from tokenizers import Tokenizer
-
     sections, eos = sections_of(config)
     if not (plan.model / "tokenizer.json").is_file():
         raise UserError(f"{plan.model} holds no tokenizer.json: --model must be a Hugging Face folder")
     _check_place(out)
     progress = Progress(out.with_name(out.name + ".partial"), fingerprint(plan, sections, eos))
-    tokenizer = Tokenizer.from_file(str(plan.model / "tokenizer.json"))
+    tokenizer = RunTokenizer(plan.model)
+    sections = [_with_turns(section, tokenizer, eos) for section in sections]
     sampler, scorer = sampler or TransformersSampler(), Scorer()
     try:
         await sampler.start(plan.model, _longest(sections, plan, tokenizer))
@@ -234,7 +238,7 @@ async def _section_scores(
     plan: Plan,
     eos: Sequence[int],
     sampler: Sampler,
-    tokenizer: Any,
+    tokenizer: RunTokenizer,
     scorer: Scorer,
     progress: Progress,
 ) -> None:
@@ -244,15 +248,17 @@ async def _section_scores(
         if all(index in progress.scores.get(section.name, {}) for index in chosen):
             continue
         tasks = [section.environment.eval_task(index) for index in chosen]
-        completions = await sampler.complete(
+        completions = await complete_turns(
+            sampler,
             [_prompt(task, tokenizer) for task in tasks],
+            section.turns,
             temperature=plan.temperature,
             max_tokens=section.max_tokens,
             eos_token_ids=eos,
             seed=plan.seed + start,
             samples=plan.samples,
         )
-        texts = [[tokenizer.decode(tokens, skip_special_tokens=True) for tokens in each] for each in completions]
+        texts = [[tokenizer.decode(tokens) for tokens in each] for each in completions]
         scored = [await _score(section, task, each, scorer) for task, each in zip(tasks, texts, strict=True)]
         progress.add(section.name, dict(zip(chosen, scored, strict=True)))
 
@@ -261,11 +267,15 @@ def _count(section: Section, plan: Plan) -> int:
     return min(plan.tasks, section.environment.eval_size)
 
 
-def _prompt(task: Task, tokenizer: Any) -> list[int]:
-    return list(tokenizer.encode(task.prompt, add_special_tokens=False).ids)
+def _prompt(task: Task, tokenizer: RunTokenizer) -> list[int]:
+    return tokenizer.encode(task.prompt)
 
 
-def _longest(sections: Sequence[Section], plan: Plan, tokenizer: Any) -> int:
+def _with_turns(section: Section, tokenizer: RunTokenizer, eos: Sequence[int]) -> Section:
+    return replace(section, turns=turns_of(section.environment, tokenizer, eos, section.max_tokens))
+
+
+def _longest(sections: Sequence[Section], plan: Plan, tokenizer: RunTokenizer) -> int:
     """Tokens of the longest prompt with a completion as long as its environment lets it be."""
     return max(
         len(_prompt(section.environment.eval_task(index), tokenizer)) + section.max_tokens

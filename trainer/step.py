@@ -331,7 +331,7 @@ def _of_report(report: StepReport | None) -> dict[str, float]:
 def _dropped_lengths(selection: Selection) -> dict[str, float]:
     """Mean length in tokens of what was dropped, by reason: dropping the long ones would bias against long answers."""
     return {
-        f"dropped_tokens_mean/{reason}": fmean(len(item.rollout.token_ids) for item in items)
+        f"dropped_tokens_mean/{reason}": fmean(item.rollout.model_tokens for item in items)
         for reason, items in selection.dropped.items()
         if items
     }
@@ -344,7 +344,7 @@ def _rewards(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         by_environment.setdefault(group.environment, []).extend(item.reward for item in group.rollouts)
     rewards = [reward for each in by_environment.values() for reward in each]
     numbers = {f"reward_mean/{name}": fmean(each) for name, each in by_environment.items() if each}
-    lengths = [len(item.rollout.token_ids) for group in groups for item in group.rollouts]
+    lengths = [item.rollout.model_tokens for group in groups for item in group.rollouts]
     return {
         "reward_mean": fmean(rewards) if rewards else 0.0,
         "completion_tokens_mean": fmean(lengths) if lengths else 0.0,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from coordinator.client import Trust, WorkerClient, fetch_terms
+from environments.turns import require_tool
 from protocol import keyfile
 from protocol.declaration import BF16, Declaration, hardware_class
 from protocol.errors import UserError
@@ -51,6 +52,8 @@ async def join(
     if not terms.relays:
         raise UserError(f"{trust.url} names no relay to take weights from: tell its operator to set shardcast.relays")
     require_admitted(config.precision, terms, trust.url)
+    for rules in terms.turns:
+        require_tool(rules, trust.url)
     engine = make_engine(config, terms)
     _say(f"joining {terms.name}: {terms.model}, staleness ≤ {terms.max_staleness}", as_json)
     status = Status()

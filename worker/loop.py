@@ -25,15 +25,17 @@ from coordinator.client import LeasedSample, WorkerClient
 from protocol.declaration import BF16
 from protocol.errors import OurFault, RollswarmError
 from protocol.lease import Commitment
-from protocol.rollout import Rollout, Segment, token_digest
+from protocol.rollout import Rollout, token_digest
 from protocol.signing import ROLLOUT, Identity
 from protocol.terms import RunTerms
+from protocol.turns import Turns
 from protocol.wire import rollout_to_payload
 from worker.engine import Engine, Generation, GenerationRequest, Progress, Weights
 from worker.handing_in import HandingIn
 from worker.outbox import Outbox
 from worker.standing import Standing
 from worker.status import Status
+from worker.turns import generate_turns, load_turns, segments_of
 from worker.weights import WeightsFollower
 
 log = logging.getLogger(__name__)
@@ -85,6 +87,7 @@ class Worker:
         self._concurrency = concurrency
         self._drain_s = drain_s
         self._state = _State()
+        self._turns: dict[str, Turns] = {}
         self._stop = asyncio.Event()
         self._changed = asyncio.Condition()  # a task ended, or other weights are loaded
         self._handing_in = HandingIn(client, outbox, status, key_id=identity.key_id, on_round=self._notify)
@@ -95,7 +98,7 @@ class Worker:
         self._stop.set()
 
     async def run(self) -> None:
-        """Work. Raises UserError if the key is banned, OurFault if the engine died."""
+        """Work. Raises UserError if the key is banned or the run's tools don't work here, OurFault if the engine died."""
         self._status.phase = "registering"
         await self._client.register()
         if self._client.notice:
@@ -105,6 +108,7 @@ class Worker:
         weights = await self._unless_stopped(self._follower.first())
         if weights is None:
             return
+        self._turns = await asyncio.to_thread(load_turns, self._terms, weights.path)
         self._status.phase = "loading the engine"
         await self._engine.start(weights)
         try:
@@ -203,7 +207,8 @@ class Worker:
     async def _run_engine(self, held: _Held) -> Generation:
         lease = held.lease
         request = GenerationRequest(lease.lease_id, lease.prompt_token_ids, lease.sampling, lease.seed)
-        stream = self._engine.generate(request)
+        turns = self._turns_of(lease)
+        stream = self._engine.generate(request) if turns is None else generate_turns(self._engine, request, turns)
         try:
             async for event in stream:
                 if isinstance(event, Generation):
@@ -213,6 +218,14 @@ class Worker:
         finally:
             await stream.aclose()  # type: ignore[attr-defined]
         raise OurFault("the engine ended a request without a result")
+
+    def _turns_of(self, lease: LeasedSample) -> Turns | None:
+        """How the lease's task takes its turns, None if it has one."""
+        if not lease.turns:
+            return None
+        if lease.turns not in self._turns:
+            raise OurFault("the run's turns are others than when this worker joined: start it again")
+        return self._turns[lease.turns]
 
     def _progress(self, held: _Held, event: Progress) -> None:
         self._status.count_tokens(len(event.token_ids) - len(held.token_ids))
@@ -224,7 +237,7 @@ class Worker:
             run_id=self._terms.run_id,
             lease_id=lease.lease_id,
             sample_id=lease.sample_id,
-            segments=(Segment.by_model(generation.token_ids),),
+            segments=segments_of(generation, lease.sampling, self._turns_of(lease)),
             logprobs=generation.logprobs,
             spans=generation.spans,
             proofs=generation.proofs,

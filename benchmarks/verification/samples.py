@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from coordinator.config import model_shape
-from coordinator.tokenizer import RunTokenizer
 from coordinator.verification.checks import Claim
 from environments.arithmetic import Arithmetic
 from protocol.rollout import Rollout, SamplingParams, Segment
+from protocol.tokenizer import RunTokenizer
 from worker.engine import Generation, GenerationRequest
 
 PROMPT_TOKENS = 12

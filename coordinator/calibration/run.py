@@ -19,11 +19,11 @@ from coordinator.calibration.measures import Measure
 from coordinator.calibration.pooled import fit_pooled, mean_in_trial
 from coordinator.calibration.tails import strike_probability
 from coordinator.config import RunFile
-from coordinator.tokenizer import RunTokenizer
 from coordinator.verification.weights import build_module
 from environments.registry import make_environment
 from protocol.declaration import BF16, PRECISIONS, hardware_class
 from protocol.errors import UserError
+from protocol.tokenizer import RunTokenizer
 from trainer.publish import snapshot, write_version
 from worker.calibration import EngineSetting, engine_settings, honest_generations
 from worker.engine import Generation, GenerationRequest

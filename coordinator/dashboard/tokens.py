@@ -14,13 +14,15 @@ _STEPS = (0.02, 0.1, 0.3, 1.0)  # nats; a bf16 engine beside a bf16 prefill stay
 
 @dataclass(frozen=True, slots=True)
 class ColouredToken:
-    """`level` 0 (none) to 4 (more than a nat); `gap` None where nothing was measured."""
+    """`level` 0 (none) to 4 (more than a nat); `gap` None where nothing was measured. `by_model`: and not by a
+    tool."""
 
     text: str
     token_id: int
     gap: float | None
     level: int
     version: int
+    by_model: bool = True
 
 
 def level_of(gap: float | None) -> int:
@@ -37,17 +39,19 @@ def colour(
     old: Sequence[float],
     spans: Sequence[tuple[int, int]],
     decode: Callable[[Sequence[int]], str],
+    by_model: Sequence[bool] = (),
 ) -> list[ColouredToken]:
-    """`old` may be empty (not audited, or forgotten). `spans`: (end, version), ascending."""
+    """`old` may be empty (not audited, or forgotten). `spans`: (end, version), ascending. `by_model`: of each token; empty if
+    the model wrote all."""
     found = []
     span = 0
     for place, token_id in enumerate(token_ids):
         while span + 1 < len(spans) and place >= spans[span][0]:
             span += 1
-        gap = abs(behaviour[place] - old[place]) if place < min(len(old), len(behaviour)) else None
-        found.append(
-            ColouredToken(decode([token_id]) or "␃", token_id, gap, level_of(gap), spans[span][1] if spans else 0)
-        )
+        own = by_model[place] if by_model else True
+        gap = abs(behaviour[place] - old[place]) if own and place < min(len(old), len(behaviour)) else None
+        version = spans[span][1] if spans else 0
+        found.append(ColouredToken(decode([token_id]) or "␃", token_id, gap, level_of(gap), version, own))
     return found
 
 
@@ -57,4 +61,5 @@ def of_stored(payload: bytes | None, old: bytes | None, decode: Callable[[Sequen
         return []
     rollout = rollout_from_payload(unpack_payload(payload))
     spans = [(span.end, span.version) for span in rollout.spans]
-    return colour(rollout.token_ids, rollout.logprobs, floats_from_bytes(old) if old else (), spans, decode)
+    measured = floats_from_bytes(old) if old else ()
+    return colour(rollout.token_ids, rollout.logprobs, measured, spans, decode, rollout.loss_mask)

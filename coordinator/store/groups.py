@@ -40,6 +40,7 @@ class LeasableSample:
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
     attempts: int = 0
+    environment: str = ""
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
@@ -69,7 +70,14 @@ async def insert(connection: AsyncConnection, new: Sequence[NewGroup], at: float
     ]
     await connection.execute(samples.insert(), rows)
     return [
-        LeasableSample(f"{group.group_id}-{i}", group.group_id, seed, group.prompt_token_ids, group.max_tokens)
+        LeasableSample(
+            f"{group.group_id}-{i}",
+            group.group_id,
+            seed,
+            group.prompt_token_ids,
+            group.max_tokens,
+            environment=group.environment,
+        )
         for group in new
         for i, seed in enumerate(group.seeds)
     ]
@@ -172,6 +180,7 @@ async def waiting(connection: AsyncConnection, limit: int, *, after: int = 0) ->
             groups.c.group_id,
             groups.c.prompt_token_ids,
             groups.c.max_tokens,
+            groups.c.environment,
         )
         .join(groups, groups.c.group_id == samples.c.group_id)
         .where(samples.c.state == "waiting", groups.c.state == "open")
@@ -187,6 +196,7 @@ async def waiting(connection: AsyncConnection, limit: int, *, after: int = 0) ->
             unpack_tokens(row.prompt_token_ids),
             row.max_tokens,
             row.attempts,
+            row.environment,
         )
         for row in rows
     ]

@@ -43,25 +43,26 @@ async def seize(connection: AsyncConnection, lease_id: str) -> Lease | None:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A lease with what a submission under it must be measured by: its group's id and greatest length."""
+    """A lease with what a submission under it must be measured by: its group's id, greatest length and environment."""
 
     lease: Lease
     group_id: str
     max_tokens: int
+    environment: str
 
 
 async def held(connection: AsyncConnection, lease_ids: Iterable[str]) -> dict[str, Held]:
     """The leases of these ids that there are, locked until the transaction ends; the ids may come from anybody."""
     ids = sorted({lease_id for lease_id in lease_ids if "\0" not in lease_id})
     rows = await connection.execute(
-        select(leases, samples.c.group_id, groups.c.max_tokens)
+        select(leases, samples.c.group_id, groups.c.max_tokens, groups.c.environment)
         .join(samples, samples.c.sample_id == leases.c.sample_id)
         .join(groups, groups.c.group_id == samples.c.group_id)
         .where(among(connection, leases.c.lease_id, ids))
         .order_by(leases.c.lease_id)
         .with_for_update(of=leases)
     )
-    return {row.lease_id: Held(_lease(row), row.group_id, row.max_tokens) for row in rows}
+    return {row.lease_id: Held(_lease(row), row.group_id, row.max_tokens, row.environment) for row in rows}
 
 
 async def live_among(connection: AsyncConnection, worker_id: str, lease_ids: Iterable[str]) -> set[str]:

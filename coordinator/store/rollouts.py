@@ -85,7 +85,7 @@ def _values(new: NewRollout, at: float) -> dict[str, Any]:
         "lease_id": rollout.lease_id,
         "worker_id": new.worker_id,
         "received_at": at,
-        "tokens": len(rollout.token_ids),
+        "tokens": rollout.model_tokens,
         "oldest_version": rollout.oldest_version,
         "newest_version": rollout.newest_version,
         "spans": len(rollout.spans),

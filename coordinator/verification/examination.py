@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from coordinator.store.rollouts import PendingRollout
 from coordinator.verification.checks import Claim
 from coordinator.verification.thresholds import Thresholds
 from protocol.errors import OurFault
 from protocol.rollout import Outcome, SamplingParams, Verdict
+from protocol.turns import Turns
 
 TRANSFORMERS, VLLM = "transformers", "vllm"
 
@@ -18,7 +19,8 @@ TRANSFORMERS, VLLM = "transformers", "vllm"
 class ExaminerSettings:
     """What rollouts are measured with and held to. `classes`: thresholds by precision class. `dtype`: of the prefill.
 
-    `engine`: what computes it, "transformers" or "vllm"; the last three fields are of the latter.
+    `engine`: what computes it, "transformers" or "vllm"; the three fields behind it are of the latter. `turns`: by
+    environment, of those whose tasks take several.
     """
 
     temperature: float
@@ -34,6 +36,7 @@ class ExaminerSettings:
     max_model_len: int = 8192
     kv_cache_gib: float | None = None
     tensor_parallel: int = 1
+    turns: Mapping[str, Turns] = field(default_factory=dict)
 
     def claim(self, item: PendingRollout) -> Claim:
         """The rollout beside what our side knows of it."""
@@ -44,6 +47,7 @@ class ExaminerSettings:
             seed=item.seed,
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
+            turns=self.turns.get(item.environment),
         )
 
     def thresholds(self, item: PendingRollout) -> Thresholds:

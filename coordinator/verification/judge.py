@@ -18,7 +18,8 @@ from coordinator.verification.pooled import Pooled
 from environments.sandbox import Scorer
 from protocol.errors import OurFault, RollswarmError, SourceFault, UserError
 from protocol.ledger import STATISTICAL
-from protocol.rollout import Author, Outcome, Task, Verdict, VersionSpan
+from protocol.rollout import Outcome, Task, Verdict, VersionSpan
+from protocol.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -39,14 +40,16 @@ class Judge:
         decode: Callable[[Sequence[int]], str],
         fetch: Fetch,
         device: str = "cpu",
+        turns: Mapping[str, Turns] | None = None,
     ) -> None:
+        """`turns`: by environment, of those whose tasks take several."""
         self._secret = secret
         self._scorer = scorer
         self._decode = decode
         self._fetch = fetch
         self.audit_floor = run_file.verification.audit_fraction  # an operator may change it while the run goes on
         self._environments = {section.name: section for section in run_file.environments}
-        self._examined_by = examiner_settings(run_file, device)
+        self._examined_by = examiner_settings(run_file, device, turns or {})
         self._guard = Guard(self._examined_by, guard_limits(run_file.verification))
         self._folders: dict[str, Path] = {}
 
@@ -165,12 +168,11 @@ class Judge:
             raise OurFault(f"the run file names no environment {item.environment!r} any more: put it back")
         kind = section.kind or section.name
         task = Task(kind, item.task_index, item.prompt, item.reference)
-        written = [segment.token_ids for segment in item.rollout.segments if segment.author is Author.MODEL]
-        text = self._decode([token for token_ids in written for token in token_ids])
+        text = self._decode(item.rollout.model_token_ids)
         return await self._scorer.score(kind, section.params, task, text)
 
 
-def examiner_settings(run_file: RunFile, device: str) -> ExaminerSettings:
+def examiner_settings(run_file: RunFile, device: str, turns: Mapping[str, Turns]) -> ExaminerSettings:
     """What a run's rollouts are measured with and held to. Raises UserError if thresholds or the model can't be read."""
     settings = run_file.verification
     vocab_size, hidden_size = model_shape(run_file.model.path)
@@ -188,6 +190,7 @@ def examiner_settings(run_file: RunFile, device: str) -> ExaminerSettings:
         max_model_len=run_file.server.max_prompt_tokens + run_file.max_tokens,
         kv_cache_gib=settings.kv_cache_gib,
         tensor_parallel=settings.tensor_parallel,
+        turns=turns,
     )
 
 

@@ -23,11 +23,12 @@ from coordinator.store import run as run_store
 from coordinator.store.database import Database, Turn
 from coordinator.store.rollouts import PendingRollout
 from coordinator.store.run import Run
-from coordinator.tokenizer import RunTokenizer
+from coordinator.turns import run_turns
 from coordinator.verification.judge import Judge
 from environments.sandbox import Scorer
 from protocol.errors import OurFault, RollswarmError, SourceFault, UserError
 from protocol.rollout import Outcome, Verdict
+from protocol.tokenizer import RunTokenizer
 from shardcast.client import ShardcastClient
 
 log = logging.getLogger(__name__)
@@ -52,13 +53,15 @@ async def run_verifier(run_file: RunFile, *, cache: Path, device: str, stop: asy
                 preload=[(section.kind or section.name, section.params) for section in run_file.environments]
             )
             try:
+                tokenizer = RunTokenizer(run_file.model.path)
                 judge = Judge(
                     run_file,
                     secret=run.secret,
                     scorer=scorer,
-                    decode=RunTokenizer(run_file.model.path).decode,
+                    decode=tokenizer.decode,
                     fetch=client.fetch,
                     device=device,
+                    turns=run_turns(run_file, tokenizer),
                 )
                 try:
                     verifier = Verifier(db, judge, run_file)

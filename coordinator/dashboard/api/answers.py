@@ -224,12 +224,14 @@ class Rollouts:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """`gap`: how far the worker's log-probability is from ours, in nats; null where nothing was measured."""
+    """`gap`: how far the worker's log-probability is from ours, in nats; null where nothing was measured. `by_model`: false
+    for what a tool answered."""
 
     text: str
     token_id: int
     version: int
     gap: float | None
+    by_model: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +333,7 @@ def measured_of(metrics: Mapping[str, float] | None, admitted: Mapping[str, floa
 
 
 def token_of(token: ColouredToken) -> Token:
-    return Token(token.text, token.token_id, token.version, finite(token.gap))
+    return Token(token.text, token.token_id, token.version, finite(token.gap), token.by_model)
 
 
 def rollout_of(row: Any) -> Rollout:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from coordinator.verification.pooling import Statistic
-from protocol.rollout import RejectionReason, Rollout, SamplingParams, Segment
+from protocol.rollout import RejectionReason, Rollout, SamplingParams
+from protocol.turns import Turns
 
 if TYPE_CHECKING:
     from coordinator.verification.prefill import PrefillResult
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 class Claim:
     """A rollout beside what our side knows about it: nothing here but `rollout` comes from the worker.
 
-    `environment_segments`: what the environment says it wrote, in order; empty for single-turn tasks.
+    `turns`: how the task's turns are taken, None if it has one.
     """
 
     rollout: Rollout
@@ -25,7 +26,7 @@ class Claim:
     seed: int
     vocab_size: int
     hidden_size: int
-    environment_segments: tuple[Segment, ...] = ()
+    turns: Turns | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 from coordinator.verification.checks.base import CheckResult, Claim
 from protocol import toploc
-from protocol.rollout import PROOF_CHUNK_TOKENS, Author, RejectionReason, Rollout, VersionSpan
+from protocol.rollout import (
+    ENVIRONMENT_LOGPROB,
+    PROOF_CHUNK_TOKENS,
+    Author,
+    RejectionReason,
+    Rollout,
+    proof_count,
+)
 
 _LOGPROB_SLACK = 1e-3  # nats: log-softmax in float32 may round to just above 0
 
@@ -28,11 +35,10 @@ class FormCheck:
 def _lengths(claim: Claim) -> str:
     rollout = claim.rollout
     tokens = sum(len(segment.token_ids) for segment in rollout.segments)
-    written = sum(len(segment.token_ids) for segment in rollout.segments if segment.author is Author.MODEL)
-    if written == 0:
+    if rollout.model_tokens == 0:
         return "the rollout has no token written by the model; submit at least one"
-    if written > claim.sampling.max_tokens:
-        return f"the rollout has {written} tokens written by the model; the lease allows {claim.sampling.max_tokens}"
+    if tokens > claim.sampling.max_tokens:
+        return f"the rollout has {tokens} tokens; the lease allows {claim.sampling.max_tokens}"
     if len(rollout.logprobs) != tokens:
         return f"{len(rollout.logprobs)} log-probs came for {tokens} tokens; send one per token"
     return ""
@@ -59,12 +65,19 @@ def _segments(claim: Claim) -> str:
     if not all(segment.token_ids for segment in claim.rollout.segments) or any(a is b for a, b in pairwise(authors)):
         # A turn in two pieces could hide an EOS at their border.
         return "a segment is empty, or two in a row are by the same author: send one per turn"
-    written = tuple(segment for segment in claim.rollout.segments if segment.author is Author.ENVIRONMENT)
-    if [segment.token_ids for segment in written] != [segment.token_ids for segment in claim.environment_segments]:
-        return (
-            f"{len(written)} environment segments came, which are not the {len(claim.environment_segments)} that the "
-            "environment wrote"
-        )
+    return _authors(claim)
+
+
+def _authors(claim: Claim) -> str:
+    """Who wrote what follows from the tokens; what the worker says of it must be that."""
+    if claim.turns is None:
+        return "" if len(claim.rollout.segments) == 1 else "the task takes one turn: send one segment, by the model"
+    reading = claim.turns.read(claim.rollout.token_ids, claim.sampling)
+    if reading.problem:
+        return reading.problem
+    if reading.segments != claim.rollout.segments:
+        lengths = [f"{segment.author.name.lower()} {len(segment.token_ids)}" for segment in reading.segments[:8]]
+        return f"its tokens were written in other turns than its segments say: {', '.join(lengths)}"
     return ""
 
 
@@ -77,6 +90,10 @@ def _spans(claim: Claim) -> str:
         expected = span.end
     if expected != len(rollout.token_ids):
         return f"the spans cover [0, {expected}) of {len(rollout.token_ids)} tokens"
+    if len(rollout.segments) > 1 and not all(
+        map(rollout.loss_mask.__getitem__, (span.start for span in rollout.spans))
+    ):
+        return "a span begins with the environment's tokens; they belong to the span of the token before them"
     versions = [span.version for span in rollout.spans]
     if versions != sorted(set(versions)):
         return f"the spans' versions must ascend, one span per version; they are {versions}"
@@ -85,6 +102,10 @@ def _spans(claim: Claim) -> str:
 
 def _logprobs(claim: Claim) -> str:
     logprobs = claim.rollout.logprobs
+    if len(claim.rollout.segments) > 1:
+        mask = claim.rollout.loss_mask
+        if any(logprob != ENVIRONMENT_LOGPROB for logprob, own in zip(logprobs, mask, strict=True) if not own):
+            return f"the log-probs of the environment's tokens must be {ENVIRONMENT_LOGPROB:g}: nobody sampled them"
     # Float32 numbers, so that their sum is finite if and only if all are.
     if math.isfinite(sum(logprobs)) and max(logprobs) <= _LOGPROB_SLACK:
         return ""
@@ -99,10 +120,11 @@ def _proof_counts(claim: Claim) -> str:
     if len(rollout.proofs) != len(rollout.spans):
         return f"{len(rollout.proofs)} lists of proofs came for {len(rollout.spans)} spans"
     for span, proofs in zip(rollout.spans, rollout.proofs, strict=True):
-        if len(proofs) != span.proof_count:
+        needed = sum(proof_count(end - start) for start, end in rollout.stretches(span))
+        if len(proofs) != needed:
             return (
-                f"span [{span.start}, {span.end}) came with {len(proofs)} proofs; it takes {span.proof_count}, "
-                f"one per {PROOF_CHUNK_TOKENS} tokens"
+                f"span [{span.start}, {span.end}) came with {len(proofs)} proofs; it takes {needed}, "
+                f"one per {PROOF_CHUNK_TOKENS} tokens of each of the model's turns"
             )
     return ""
 
@@ -133,12 +155,16 @@ _RULES: tuple[Callable[[Claim], str], ...] = (
 
 
 def proof_chunks(rollout: Rollout) -> Iterator[tuple[int, int, bytes]]:
-    """(start, end, proof) of every proof; chunks start anew at each span. The counts must have been checked."""
+    """(start, end, proof) of every proof; chunks start anew at each span and each turn. The counts must have been checked."""
     for span, proofs in zip(rollout.spans, rollout.proofs, strict=True):
-        yield from _span_chunks(span, proofs)
+        yield from _span_chunks(rollout.stretches(span), proofs)
 
 
-def _span_chunks(span: VersionSpan, proofs: tuple[bytes, ...]) -> Iterator[tuple[int, int, bytes]]:
-    starts = range(span.start, span.end, PROOF_CHUNK_TOKENS)
-    for start, proof in zip(starts, proofs, strict=True):
-        yield start, min(start + PROOF_CHUNK_TOKENS, span.end), proof
+def _span_chunks(stretches: Sequence[tuple[int, int]], proofs: tuple[bytes, ...]) -> Iterator[tuple[int, int, bytes]]:
+    chunks = [
+        (at, min(at + PROOF_CHUNK_TOKENS, end))
+        for start, end in stretches
+        for at in range(start, end, PROOF_CHUNK_TOKENS)
+    ]
+    for (start, end), proof in zip(chunks, proofs, strict=True):
+        yield start, end, proof

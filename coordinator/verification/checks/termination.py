@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class TerminationCheck:
-    """EOS is the last of the model's tokens and nowhere before, or there is none and the limit is reached exactly."""
+    """EOS is the last of the model's tokens and nowhere before, or there is none and the limit is reached exactly, or a call
+    that has no room for its answer below it."""
 
     reason = RejectionReason.TERMINATION
 
@@ -25,15 +26,20 @@ class TerminationCheck:
         by_model = [segment for segment in claim.rollout.segments if segment.author is Author.MODEL]
         if any(eos.intersection(segment.token_ids[:-1]) for segment in by_model):
             return CheckResult.failed("tokens follow an EOS; generation must end at the first one")
-        written = sum(len(segment.token_ids) for segment in by_model)
+        written = len(claim.rollout.token_ids)
         ends_with_eos = last.token_ids[-1] in eos
         if claim.rollout.stop_reason is StopReason.EOS and not ends_with_eos:
             return CheckResult.failed(f"it claims to end by EOS, but its last token is {last.token_ids[-1]}")
         if claim.rollout.stop_reason is StopReason.LENGTH and ends_with_eos:
             return CheckResult.failed("it claims to end by length, but its last token is an EOS")
-        if not ends_with_eos and written != limit:
+        if not ends_with_eos and written != limit and not _cut(claim):
             return CheckResult.failed(f"it ends without EOS after {written} of {limit} tokens; generate to the end")
         return CheckResult(True)
+
+
+def _cut(claim: Claim) -> bool:
+    """Whether it ends in a call whose answer had no room."""
+    return claim.turns is not None and claim.turns.read(claim.rollout.token_ids, claim.sampling).cut
 
 
 class EosCheck:

@@ -84,7 +84,7 @@ class AcquireLeasesResponse(_message.Message):
     def __init__(self, leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., head_version: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("lease_id", "sample_id", "prompt_token_ids", "sampling", "seed", "min_version", "deadline_ms")
+    __slots__ = ("lease_id", "sample_id", "prompt_token_ids", "sampling", "seed", "min_version", "deadline_ms", "turns")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +92,7 @@ class Lease(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     MIN_VERSION_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     sample_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -99,7 +100,8 @@ class Lease(_message.Message):
     seed: int
     min_version: int
     deadline_ms: int
-    def __init__(self, lease_id: _Optional[str] = ..., sample_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., min_version: _Optional[int] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+    turns: str
+    def __init__(self, lease_id: _Optional[str] = ..., sample_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., seed: _Optional[int] = ..., min_version: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., turns: _Optional[str] = ...) -> None: ...
 
 class LeaseProgress(_message.Message):
     __slots__ = ("lease_id", "length", "token_digest", "policy_version", "signature")

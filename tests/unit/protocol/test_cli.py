@@ -69,7 +69,7 @@ def test_the_version_tells_protocol_and_build(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["relay", "--version"])
     run_app("relay", lambda: print("not asked"))
-    assert ", protocol 1, build " in capsys.readouterr().out
+    assert ", protocol 1 to 2, build " in capsys.readouterr().out
 
 
 def test_the_build_is_what_the_image_says_or_the_checkouts_commit(tmp_path: Path) -> None:
