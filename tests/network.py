@@ -22,16 +22,30 @@ from tests.thresholds import BY_HAND
 from tests.tiny_model import EOS_TOKEN_ID, build_tiny_model
 
 READY_S = 90.0
+PARITY = """
+[[environments]]
+name = "parity"
+kind = "tests.parity:Parity"
+max_tokens = 12
+"""
 
 
 class Network:
     """Starts roles by name; state lives in `folder`. Use as a context: leaving it stops what it started.
 
-    `settings`: lines for the run file's [scheduling] or sections behind it; `trainer`: lines for its [trainer].
+    `settings`: lines for the run file's [scheduling] or sections behind it; `trainer`: lines for its [trainer];
+    `environments`: the [[environments]].
     """
 
     def __init__(
-        self, folder: Path, *, versions: int = 4, settings: str = "", database: str = "", trainer: str = ""
+        self,
+        folder: Path,
+        *,
+        versions: int = 4,
+        settings: str = "",
+        database: str = "",
+        trainer: str = "",
+        environments: str = PARITY,
     ) -> None:
         """`database`: URL of an empty PostgreSQL database; SQLite in the folder if there is none."""
         self.folder = folder
@@ -42,7 +56,7 @@ class Network:
         self.model = build_tiny_model(folder / "model")
         self.trainer_key = keyfile.load_or_create(folder / "trainer.key")[0].key_id
         self.config = folder / "run.toml"
-        self.config.write_text(self._run_file(versions, settings) + trainer)
+        self.config.write_text(self._run_file(versions, settings, environments) + trainer)
         (folder / "thresholds.toml").write_text(to_toml(BY_HAND))
         self.url = f"http://127.0.0.1:{self.ports.http}"
         self._processes = Processes(
@@ -67,7 +81,7 @@ class Network:
     def __exit__(self, *error: object) -> None:
         self._processes.__exit__(*error)
 
-    def _run_file(self, versions: int, settings: str) -> str:
+    def _run_file(self, versions: int, settings: str, environments: str) -> str:
         return f"""
 [run]
 name = "test"
@@ -88,10 +102,7 @@ lease_term_s = 4.0
 group_deadline_s = 60.0
 probation_rollouts = 8
 {settings}
-[[environments]]
-name = "parity"
-kind = "tests.parity:Parity"
-max_tokens = 12
+{environments}
 [verification]
 max_strikes = 3
 claim_term_s = 10.0

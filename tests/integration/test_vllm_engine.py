@@ -13,11 +13,17 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from coordinator.verification.checks import run_checks
+from coordinator.verification.resident import ResidentModels, prefill_rollouts
 from protocol.errors import OurFault, UserError
-from protocol.rollout import SamplingParams, StopReason
+from protocol.rollout import Outcome, SamplingParams, StopReason
 from tests.integration.prefill_check import assert_honest, examine
+from tests.thresholds import BY_HAND
 from tests.tiny_model import build_other_tiny_model, build_tiny_model
+from tests.turns import make_turns
+from tests.unit.coordinator.verification.claims import make_claim, to_prefill
 from worker.engine import Generation, GenerationRequest, SwapReport, Weights
+from worker.turns import generate_turns
 from worker.vllm_engine.engine import VllmEngine, VllmEngineConfig
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
@@ -234,3 +240,37 @@ async def test_a_dead_engine_is_our_fault(engine: VllmEngine, others: set[int]) 
             pass
     with pytest.raises(OurFault):
         await finish(engine, request("late", tokens=5))
+
+
+async def test_turns_are_what_a_verifier_accepts_also_when_weights_are_swapped_within_them(
+    engine: VllmEngine, versions: tuple[Weights, Weights]
+) -> None:
+    """The prefix of a later turn comes from the cache or is computed again: nothing of it is captured, and nothing needs be."""
+    turns = make_turns(tuple(range(33, 60)), max_calls=4)
+    wanted = [request(f"turns{n}", prompt=10 + n, tokens=120, seed=SEED + n, eos=(256,)) for n in range(6)]
+    told = [0] * len(wanted)
+    halfway = asyncio.Event()
+
+    async def write(number: int) -> Generation:
+        last = None
+        async for last in generate_turns(engine, wanted[number], turns):
+            told[number] = len(last.token_ids)
+            if sum(told) > 240:
+                halfway.set()
+        assert isinstance(last, Generation)
+        return last
+
+    async def swap() -> SwapReport:
+        await halfway.wait()
+        return await engine.swap(versions[1])
+
+    *generations, report = await asyncio.gather(*(write(number) for number in range(len(wanted))), swap())
+    assert isinstance(report, SwapReport) and report.requests_in_flight > 0
+    models = ResidentModels({each.manifest_digest: each.path for each in versions}.__getitem__, max_resident=2)
+    claims = [make_claim(made, each, turns) for made, each in zip(generations, wanted, strict=True)]
+    found = prefill_rollouts([to_prefill(claim, number) for number, claim in enumerate(claims)], models)
+    verdicts = [run_checks(claim, found[number], BY_HAND) for number, claim in enumerate(claims)]
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.ACCEPTED] * len(wanted), verdicts
+    assert sum(len(claim.rollout.segments) for claim in claims) > 3 * len(claims), "calls were answered"
+    assert any(len(claim.rollout.spans) == 2 for claim in claims), "weights were swapped under way"
+    assert await engine.capture_usage() == (0, 0)

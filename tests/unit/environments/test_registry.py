@@ -47,7 +47,7 @@ def test_every_built_in_environment_keeps_the_contract(name, rows):
 @pytest.mark.parametrize(
     ("name", "params", "said"),
     [
-        ("arithmetics", {}, "choose arithmetic, code, counting"),
+        ("arithmetics", {}, "choose arithmetic, calculator, code, counting"),
         ("arithmetic", {"maxa": 3}, "max_a"),
         ("arithmetic", {"max_a": "3"}, "must be of type int"),
         ("arithmetic", {"max_a": True}, "must be of type int"),

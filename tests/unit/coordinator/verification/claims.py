@@ -12,8 +12,10 @@ import numpy as np
 from coordinator.verification.checks import Claim
 from coordinator.verification.resident import PrefillRequest
 from protocol.rollout import Rollout, SamplingParams, Segment
+from protocol.turns import Turns
 from tests.tiny_model import EOS_TOKEN_ID, HIDDEN_SIZE, VOCABULARY
 from worker.engine import Engine, Generation, GenerationRequest
+from worker.turns import segments_of
 
 RUN_ID = "test-run"
 
@@ -42,19 +44,19 @@ async def generate_all(engine: Engine, requests: Sequence[GenerationRequest]) ->
     return list(await asyncio.gather(*(generate(engine, request) for request in requests)))
 
 
-def make_claim(generation: Generation, request: GenerationRequest) -> Claim:
+def make_claim(generation: Generation, request: GenerationRequest, turns: Turns | None = None) -> Claim:
     """The generation as a worker would submit it under that request's lease."""
     rollout = Rollout(
         run_id=RUN_ID,
         lease_id="lease",
         sample_id=request.request_id,
-        segments=(Segment.by_model(generation.token_ids),),
+        segments=segments_of(generation, request.sampling, turns),
         logprobs=generation.logprobs,
         spans=generation.spans,
         proofs=generation.proofs,
         stop_reason=generation.stop_reason,
     )
-    return Claim(rollout, request.prompt_token_ids, request.sampling, request.seed, VOCABULARY, HIDDEN_SIZE)
+    return Claim(rollout, request.prompt_token_ids, request.sampling, request.seed, VOCABULARY, HIDDEN_SIZE, turns)
 
 
 def alter(claim: Claim, **fields: Any) -> Claim:
