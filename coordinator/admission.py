@@ -76,6 +76,10 @@ def admit(
     if rollout.precision not in limits.precisions:
         admitted = ", ".join(limits.precisions)
         return Refused(RejectionReason.PRECISION, f"made in {rollout.precision!r}; this run admits {admitted}")
+    if rollout.turns != ("" if turns is None else turns.rules.digest):
+        return Refused(
+            RejectionReason.LEASE, "its turns go by other rules than the run has now: start the worker again"
+        )
     form = _FORM(Claim(rollout, (), sampling, 0, limits.vocab_size, limits.hidden_size, turns))
     if not form.passed:
         return Refused(RejectionReason.FORM, form.detail)

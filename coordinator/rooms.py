@@ -13,12 +13,12 @@ from coordinator.hardware import HardwareRules
 from coordinator.intake import Intake
 from coordinator.leasing import Leasing
 from coordinator.metrics import Metrics
+from coordinator.multi_turn import run_turns
 from coordinator.registration import Joining
 from coordinator.scheduling import SERVING, Scheduling
 from coordinator.service import TrainerService, WorkerService
 from coordinator.store.database import Database
 from coordinator.store.run import Run
-from coordinator.turns import run_turns
 from coordinator.verification.thresholds import Thresholds
 from environments.registry import make_environment
 from protocol.signing import Identity

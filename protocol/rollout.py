@@ -130,7 +130,8 @@ class Rollout:
     `logprobs`: T behaviour log-probabilities (nats) of the distribution really sampled from, at the lease's temperature; 0
     for the environment's tokens. `spans`: contiguous, half-open, covering [0, T); each begins with a token by the model.
     `proofs[s]`: the activation proofs of span s, for each stretch of the model's tokens in it one per 32.
-    `precision`: the class it was generated in (protocol.declaration), by whose thresholds it is judged.
+    `precision`: the class it was generated in (protocol.declaration), by whose thresholds it is judged. `turns`: the digest
+    of the rules that its turns were taken by (protocol.turns), empty for a single turn.
     """
 
     run_id: str
@@ -142,6 +143,7 @@ class Rollout:
     proofs: tuple[tuple[bytes, ...], ...]
     stop_reason: StopReason
     precision: str = BF16
+    turns: str = ""
 
     @property
     def token_ids(self) -> tuple[int, ...]:

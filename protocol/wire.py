@@ -32,6 +32,7 @@ _STORABLE = 1 << 63  # databases count in 64 bits, one of which is the sign
 # Far above what any run admits: a few bytes on the wire must not become an object each, a million times.
 _PIECES_MAX = 1024
 _PRECISION_LENGTH = 16
+_DIGEST_LENGTH = 71  # sha256: and its digits
 
 _CHECKED = (FieldDescriptor.CPPTYPE_STRING, FieldDescriptor.CPPTYPE_UINT64, FieldDescriptor.CPPTYPE_MESSAGE)
 
@@ -130,6 +131,7 @@ def rollout_to_payload(rollout: Rollout) -> bytes:
         proofs=[worker_pb2.SpanProofs(chunks=list(chunks)) for chunks in rollout.proofs],
         stop_reason=_STOP_TO_WIRE[rollout.stop_reason],
         precision=rollout.precision,
+        turns=rollout.turns,
     ).SerializeToString()
 
 
@@ -155,6 +157,7 @@ def rollout_from_payload(payload: bytes) -> Rollout:
         proofs=tuple(tuple(proofs.chunks) for proofs in message.proofs),
         stop_reason=_stop_from_wire(message.stop_reason),
         precision=message.precision[:_PRECISION_LENGTH] or BF16,
+        turns=message.turns[:_DIGEST_LENGTH],
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -92,6 +93,44 @@ def make_rollout(
         proofs=make_proofs(spans),
         stop_reason=StopReason.EOS if token_ids[-1] == EOS else StopReason.LENGTH,
     )
+
+
+def make_turns_rollout(
+    lease_id: str,
+    sample_id: str,
+    segments: Sequence[Segment],
+    *,
+    turns: str,
+    spans: Sequence[tuple[int, int, int]] = (),
+) -> Rollout:
+    """A rollout of several turns, of valid form if the segments are. `spans`: (version, start, end); one if none are given."""
+    tokens = [token for segment in segments for token in segment.token_ids]
+    mask = [own for segment in segments for own in segment.loss_mask]
+    rollout = Rollout(
+        run_id=RUN_ID,
+        lease_id=lease_id,
+        sample_id=sample_id,
+        segments=tuple(segments),
+        logprobs=tuple(-0.5 if own else 0.0 for own in mask),
+        spans=tuple(
+            VersionSpan(version, version_digest(version), a, b) for version, a, b in spans or [(0, 0, len(tokens))]
+        ),
+        proofs=(),
+        stop_reason=StopReason.EOS if tokens[-1] == EOS else StopReason.LENGTH,
+        turns=turns,
+    )
+    random = np.random.default_rng(7)
+    proofs = tuple(
+        tuple(
+            proof
+            for start, end in rollout.stretches(span)
+            for proof in toploc.build_proofs(
+                random.integers(0x3E00, 0x4100, (end - start, HIDDEN_SIZE)).astype(np.uint16)
+            )
+        )
+        for span in rollout.spans
+    )
+    return replace(rollout, proofs=proofs)
 
 
 def sign_rollout(rollout: Rollout, worker: Identity) -> SignedEnvelope:

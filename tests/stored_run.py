@@ -31,6 +31,7 @@ from protocol.lease import Lease
 from protocol.ledger import Standing
 from protocol.rollout import Outcome, RejectionReason, Task, Verdict
 from protocol.signing import Identity, SignedEnvelope
+from protocol.turns import Turns
 from protocol.wire import rollout_id
 from tests.factories import (
     COORDINATOR,
@@ -70,7 +71,11 @@ def make_task(index: int) -> Task:
 class StoredRun:
     """One run: rooms, and short cuts for what a worker, a verifier and the trainer do."""
 
-    def __init__(self, db: Database, scheduling: Scheduling, freshness: Freshness = EXACT) -> None:
+    def __init__(
+        self, db: Database, scheduling: Scheduling, freshness: Freshness = EXACT, turns: Turns | None = None
+    ) -> None:
+        """`turns`: how the tasks' turns are taken, None if they have one."""
+        self.turns = {} if turns is None else {"sums": turns}
         self.db = db
         self.scheduling = scheduling
         self.pooled = COMPARISONS
@@ -92,16 +97,25 @@ class StoredRun:
             eos_token_ids=(EOS,),
             max_strikes=MAX_STRIKES,
             max_payload_bytes=1 << 20,
+            turns=self.turns,
         )
         self.joining = Joining(db, run_id=RUN_ID, secret=SECRET, precisions=(BF16,), hardware_rules=self.hardware_rules)
         self.feeding = Feeding(db, run_id=RUN_ID, trainer_key=TRAINER.key_id, scheduling=scheduling)
 
     @classmethod
-    async def begin(cls, url: str, *, versions: int = 1, freshness: Freshness = EXACT, **changes: Any) -> StoredRun:
+    async def begin(
+        cls,
+        url: str,
+        *,
+        versions: int = 1,
+        freshness: Freshness = EXACT,
+        turns: Turns | None = None,
+        **changes: Any,
+    ) -> StoredRun:
         """Begin the run and announce versions 0 … versions - 1."""
         db = Database.open(url)
         await run_store.load_or_begin(db, run_id=RUN_ID, name="test", secret=SECRET, trainer_key=TRAINER.key_id)
-        run = cls(db, replace(SCHEDULING, **changes), freshness)
+        run = cls(db, replace(SCHEDULING, **changes), freshness, turns)
         for version in range(versions):
             await run.announce(version)
         return run
@@ -193,6 +207,7 @@ class StoredRun:
             temperature=TEMPERATURE,
             eos_token_ids=(EOS,),
             metrics=metrics or Metrics(),
+            turns=self.turns,
         )
 
     async def judge(self, verdict: Verdict | None = None) -> list[str]:

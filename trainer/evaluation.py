@@ -184,7 +184,8 @@ def fingerprint(plan: Plan, sections: Sequence[Section], eos: Sequence[int]) -> 
 
 
 def _described(section: Section) -> list[Any]:
-    return [section.name, section.kind, section.params, section.max_tokens]
+    rules = [] if section.turns is None else [section.turns.rules.digest]
+    return [section.name, section.kind, section.params, section.max_tokens, *rules]
 
 
 def summary(scores: Sequence[Sequence[float]], ks: Sequence[int]) -> dict[str, Any]:
@@ -206,10 +207,11 @@ async def run_evaluation(config: Path, plan: Plan, out: Path, sampler: Sampler |
     if not (plan.model / "tokenizer.json").is_file():
         raise UserError(f"{plan.model} holds no tokenizer.json: --model must be a Hugging Face folder")
     _check_place(out)
-    progress = Progress(out.with_name(out.name + ".partial"), fingerprint(plan, sections, eos))
     tokenizer = RunTokenizer(plan.model)
     sections = [_with_turns(section, tokenizer, eos) for section in sections]
-    sampler, scorer = sampler or TransformersSampler(), Scorer()
+    progress = Progress(out.with_name(out.name + ".partial"), fingerprint(plan, sections, eos))
+    sampler = sampler or TransformersSampler()
+    scorer = Scorer(preload=[(section.kind, section.params) for section in sections])
     try:
         await sampler.start(plan.model, _longest(sections, plan, tokenizer))
         for section in sections:

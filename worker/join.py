@@ -52,8 +52,7 @@ async def join(
     if not terms.relays:
         raise UserError(f"{trust.url} names no relay to take weights from: tell its operator to set shardcast.relays")
     require_admitted(config.precision, terms, trust.url)
-    for rules in terms.turns:
-        require_tool(rules, trust.url)
+    require_tools(terms, trust.url)
     engine = make_engine(config, terms)
     _say(f"joining {terms.name}: {terms.model}, staleness ≤ {terms.max_staleness}", as_json)
     status = Status()
@@ -115,6 +114,12 @@ def require_admitted(precision: str, terms: RunTerms, url: str) -> None:
             f"{url} admits precision {admitted}, not {precision}: join with --precision "
             f"{(*terms.precision_classes, BF16)[0]}, or ask its operator to calibrate and admit {precision}"
         )
+
+
+def require_tools(terms: RunTerms, url: str) -> None:
+    """Raise UserError unless this machine has the tools that the run's tasks call: before anything is fetched or loaded."""
+    for rules in terms.turns:
+        require_tool(rules, url)
 
 
 def _swarm(config: WorkerConfig) -> Swarm | None:

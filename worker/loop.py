@@ -243,6 +243,7 @@ class Worker:
             proofs=generation.proofs,
             stop_reason=generation.stop_reason,
             precision=self._precision,
+            turns=lease.turns,
         )
         return self._identity.sign(ROLLOUT, rollout_to_payload(rollout))
 

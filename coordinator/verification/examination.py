@@ -39,7 +39,12 @@ class ExaminerSettings:
     turns: Mapping[str, Turns] = field(default_factory=dict)
 
     def claim(self, item: PendingRollout) -> Claim:
-        """The rollout beside what our side knows of it."""
+        """The rollout beside what our side knows of it. Raises OurFault if its turns went by rules that are gone since."""
+        turns = self.turns.get(item.environment)
+        if item.rollout.turns != ("" if turns is None else turns.rules.digest):
+            raise OurFault(
+                f"the run file has other rules for the turns of {item.environment} than it had: put them back"
+            )
         return Claim(
             rollout=item.rollout,
             prompt_token_ids=item.prompt_token_ids,
@@ -47,7 +52,7 @@ class ExaminerSettings:
             seed=item.seed,
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
-            turns=self.turns.get(item.environment),
+            turns=turns,
         )
 
     def thresholds(self, item: PendingRollout) -> Thresholds:

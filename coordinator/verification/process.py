@@ -18,12 +18,12 @@ from pathlib import Path
 from coordinator import verdicts
 from coordinator.acceptance import record
 from coordinator.config import RunFile, start_tracing
+from coordinator.multi_turn import run_turns
 from coordinator.store import database, knobs, rollouts, versions
 from coordinator.store import run as run_store
 from coordinator.store.database import Database, Turn
 from coordinator.store.rollouts import PendingRollout
 from coordinator.store.run import Run
-from coordinator.turns import run_turns
 from coordinator.verification.judge import Judge
 from environments.sandbox import Scorer
 from protocol.errors import OurFault, RollswarmError, SourceFault, UserError

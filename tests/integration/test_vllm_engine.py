@@ -228,20 +228,6 @@ async def test_requests_that_cannot_be_served_are_the_users_mistake(engine: Vllm
         await finish(engine, request("cold", temperature=0.001))
 
 
-async def test_a_dead_engine_is_our_fault(engine: VllmEngine, others: set[int]) -> None:
-    """Last in this module: it kills the engine's processes. (Python's own tracker is left alone.)"""
-    stream = engine.generate(request("doomed", tokens=400))
-    await anext(stream)
-    for child in psutil.Process().children(recursive=True):
-        if child.pid not in others and "resource_tracker" not in " ".join(child.cmdline()):
-            child.kill()
-    with pytest.raises(OurFault, match="generation failed"):
-        async for _ in stream:
-            pass
-    with pytest.raises(OurFault):
-        await finish(engine, request("late", tokens=5))
-
-
 async def test_turns_are_what_a_verifier_accepts_also_when_weights_are_swapped_within_them(
     engine: VllmEngine, versions: tuple[Weights, Weights]
 ) -> None:
@@ -274,3 +260,17 @@ async def test_turns_are_what_a_verifier_accepts_also_when_weights_are_swapped_w
     assert sum(len(claim.rollout.segments) for claim in claims) > 3 * len(claims), "calls were answered"
     assert any(len(claim.rollout.spans) == 2 for claim in claims), "weights were swapped under way"
     assert await engine.capture_usage() == (0, 0)
+
+
+async def test_a_dead_engine_is_our_fault(engine: VllmEngine, others: set[int]) -> None:
+    """Last in this module: it kills the engine's processes. (Python's own tracker is left alone.)"""
+    stream = engine.generate(request("doomed", tokens=400))
+    await anext(stream)
+    for child in psutil.Process().children(recursive=True):
+        if child.pid not in others and "resource_tracker" not in " ".join(child.cmdline()):
+            child.kill()
+    with pytest.raises(OurFault, match="generation failed"):
+        async for _ in stream:
+            pass
+    with pytest.raises(OurFault):
+        await finish(engine, request("late", tokens=5))

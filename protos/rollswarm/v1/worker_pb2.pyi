@@ -158,7 +158,7 @@ class ReturnLeasesResponse(_message.Message):
     def __init__(self, returned: _Optional[int] = ...) -> None: ...
 
 class RolloutPayload(_message.Message):
-    __slots__ = ("run_id", "lease_id", "sample_id", "segments", "logprobs", "spans", "proofs", "stop_reason", "precision")
+    __slots__ = ("run_id", "lease_id", "sample_id", "segments", "logprobs", "spans", "proofs", "stop_reason", "precision", "turns")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +168,7 @@ class RolloutPayload(_message.Message):
     PROOFS_FIELD_NUMBER: _ClassVar[int]
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
     PRECISION_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     lease_id: str
     sample_id: str
@@ -177,7 +178,8 @@ class RolloutPayload(_message.Message):
     proofs: _containers.RepeatedCompositeFieldContainer[SpanProofs]
     stop_reason: _common_pb2.StopReason
     precision: str
-    def __init__(self, run_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., sample_id: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[_common_pb2.Segment, _Mapping]]] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[_common_pb2.VersionSpan, _Mapping]]] = ..., proofs: _Optional[_Iterable[_Union[SpanProofs, _Mapping]]] = ..., stop_reason: _Optional[_Union[_common_pb2.StopReason, str]] = ..., precision: _Optional[str] = ...) -> None: ...
+    turns: str
+    def __init__(self, run_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., sample_id: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[_common_pb2.Segment, _Mapping]]] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[_common_pb2.VersionSpan, _Mapping]]] = ..., proofs: _Optional[_Iterable[_Union[SpanProofs, _Mapping]]] = ..., stop_reason: _Optional[_Union[_common_pb2.StopReason, str]] = ..., precision: _Optional[str] = ..., turns: _Optional[str] = ...) -> None: ...
 
 class SpanProofs(_message.Message):
     __slots__ = ("chunks",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 import pytest_asyncio
@@ -10,12 +10,13 @@ import pytest_asyncio
 from coordinator.dashboard.tokens import colour, level_of
 from coordinator.operators import Role
 from coordinator.store import tables as t
-from protocol.rollout import RejectionReason
+from protocol.rollout import RejectionReason, Segment
 from protocol.signing import Identity, SignedEnvelope
 from protocol.statement import open_statement
 from tests.dashboard import Client, serving, token_of
-from tests.factories import COORDINATOR
+from tests.factories import COORDINATOR, EOS, make_turns_rollout, sign_rollout
 from tests.stored_run import StoredRun, rejected
+from tests.turns import make_turns
 
 EVIL = "<script>alert(1)</script>"
 
@@ -114,3 +115,32 @@ async def test_changes_are_told(client: Client, run: StoredRun, alice: Identity)
         while not line.startswith(b"data:"):
             line = await stream.content.readline()
         assert line == b"data: changed\n"
+
+
+def test_what_a_tool_answered_has_no_gap() -> None:
+    found = colour((1, 2), (-1.0, 0.0), (-1.0, -9.0), ((2, 4),), lambda ids: str(ids[0]), (True, False))
+    assert [(token.by_model, token.gap, token.level) for token in found] == [(True, 0.0, 0), (False, None, 0)]
+
+
+async def test_a_rollouts_page_shows_what_a_tool_answered_as_such_and_escapes_it(
+    begin: Callable[..., Awaitable[StoredRun]], alice: Identity
+) -> None:
+    shown = "<b>&"
+    turns = make_turns((ord("="),), tool=lambda call: "".join(chr(ord(letter) - 32) for letter in shown))
+    run = await begin(turns=turns)
+    lease = await run.lease_one(alice)
+    call = tuple(b"1+1=")
+    segments = (Segment.by_model(call), Segment.by_environment(turns.answer(call)), Segment.by_model((65, EOS)))
+    rollout = make_turns_rollout(lease.lease_id, lease.sample_id, segments, turns=turns.rules.digest)
+    await run.intake.submit(alice.key_id, sign_rollout(rollout, alice))
+    (rollout_id,) = await run.judge()
+    async with serving(run) as client:
+        await client.post("/login", data={"token": await token_of(run, Role.VIEWER)})
+        text = await page(client, f"/rollouts/{rollout_id}")
+        assert text.count('<span class="tool" title="token') == 4
+        assert text.count('class="token gap') == 5 + 6
+        assert all(f'by the environment">{letter}</span>' in text for letter in ("&lt;", "b", "&gt;", "&amp;"))
+        assert "is what a tool answered" in text and "<b>6</b><span>tokens by the model" in text
+        answer = await (await client.get(f"/api/v1/rollouts/{rollout_id}")).json()
+    assert [token["by_model"] for token in answer["tokens"]] == [True] * 4 + [False] * 4 + [True] * 2
+    assert "".join(token["text"] for token in answer["tokens"] if not token["by_model"]) == shown

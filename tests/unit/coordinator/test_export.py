@@ -74,6 +74,8 @@ async def test_verified_rollouts_become_a_table(run: StoredRun, alice: Identity,
     first = table[0]
     assert first["prompt"] == "0 + 1 =" and first["reward"] == 1.0 and first["outcome"] == "accepted"
     assert len(first["token_ids"]) == len(first["behaviour_logprobs"]) == len(first["old_logprobs"]) == 6
+    assert first["loss_mask"] == [True] * 6
+    assert (first["segment_authors"], first["segment_lengths"]) == (["model"], [6])
     assert first["span_versions"] == [0] and first["span_ends"] == [6]
     assert await export(url_of(run), out, outcomes=("accepted", "rejected")) == 3
     assert {row["reason"] for row in pq.read_table(out).to_pylist()} == {None, "proof"}

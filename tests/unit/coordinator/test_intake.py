@@ -8,13 +8,23 @@ import pytest
 
 from coordinator.store import tables as t
 from protocol.errors import BadSignature, WorkerFault
-from protocol.lease import Commitment
-from protocol.rollout import RejectionReason, token_digest
+from protocol.lease import Commitment, Lease
+from protocol.rollout import RejectionReason, Rollout, Segment, token_digest
 from protocol.signing import RECEIPT, ROLLOUT, Identity, open_envelope
 from protocol.wire import rollout_id, rollout_to_payload
 from protos.rollswarm.v1 import worker_pb2
-from tests.factories import COORDINATOR, RUN_ID, make_identity, make_rollout, make_tokens, sign_rollout
-from tests.stored_run import MAX_STRIKES, StoredRun, rejected
+from tests.factories import (
+    COORDINATOR,
+    EOS,
+    RUN_ID,
+    make_identity,
+    make_rollout,
+    make_tokens,
+    make_turns_rollout,
+    sign_rollout,
+)
+from tests.stored_run import MAX_STRIKES, StoredRun, accepted, rejected
+from tests.turns import make_sums
 
 Begin = Callable[..., Awaitable[StoredRun]]
 REWARD_99 = bytes([0x99, 0x06]) + bytes(8)  # field 99, a double
@@ -243,3 +253,69 @@ async def test_a_rejected_samples_second_rollout_is_received(run: StoredRun, ali
     await run.work(bob, 1)
     states = sorted(row.state for row in await run.rows(t.rollouts, t.rollouts.c.sample_id == "g0-0"))
     assert states == ["pending", "rejected"]
+
+
+def of_two_turns(lease: Lease, answer: str = "3", turns: str = make_sums().rules.digest) -> Rollout:
+    segments = (
+        Segment.by_model(tuple(b"1+2=")),
+        Segment.by_environment(tuple(answer.encode())),
+        Segment.by_model((*b" three", EOS)),
+    )
+    return make_turns_rollout(lease.lease_id, lease.sample_id, segments, turns=turns)
+
+
+async def test_a_rollout_of_two_turns_is_received_and_the_models_tokens_are_counted(
+    begin: Begin, alice: Identity
+) -> None:
+    run = await begin(turns=make_sums())
+    lease = await run.lease_one(alice)
+    await run.intake.submit(alice.key_id, sign_rollout(of_two_turns(lease), alice))
+    assert (await run.row(t.rollouts)).tokens == 11
+    (pending,) = await run.claim()
+    assert pending.rollout == of_two_turns(lease)
+    assert await run.record(pending.rollout_id, accepted(pending))
+    assert (await run.standing(alice)).credits == 11
+
+
+async def test_a_tools_answer_that_is_none_is_fraud(begin: Begin, alice: Identity) -> None:
+    run = await begin(turns=make_sums())
+    lease = await run.lease_one(alice)
+    fault = await refused(run, alice, sign_rollout(of_two_turns(lease, "4"), alice))
+    assert fault.reason == RejectionReason.FORM and "must stand the tool's answer" in fault.detail
+    assert (await run.standing(alice)).banned
+
+
+async def test_a_run_of_single_turns_takes_no_answers(run: StoredRun, alice: Identity) -> None:
+    lease = await run.lease_one(alice)
+    fault = await refused(run, alice, sign_rollout(of_two_turns(lease, turns=""), alice))
+    assert (fault.reason, fault.detail) == (
+        RejectionReason.FORM,
+        "the task takes one turn: send one segment, by the model",
+    )
+
+
+async def test_a_renewal_commits_to_answers_too(begin: Begin, alice: Identity) -> None:
+    run = await begin(turns=make_sums())
+    lease = await run.lease_one(alice)
+    tokens = of_two_turns(lease).token_ids
+    await run.leasing.renew(alice.key_id, [(lease.lease_id, Commitment(6, token_digest(tokens[:6]), 0))])
+    await run.intake.submit(alice.key_id, sign_rollout(of_two_turns(lease), alice))
+    assert await run.sample_state(lease.sample_id) == "submitted"
+
+
+async def test_turns_by_rules_that_the_run_no_longer_has_are_refused_and_cost_nothing(
+    begin: Begin, alice: Identity
+) -> None:
+    """An operator who changes them bans nobody."""
+    for now in (make_sums(max_calls=1), None):
+        run = await begin(turns=now)
+        fault = await refused(run, alice, sign_rollout(of_two_turns(await run.lease_one(alice)), alice))
+        assert fault.reason == RejectionReason.LEASE and "start the worker again" in fault.detail
+        standing = await run.standing(alice)
+        assert (standing.strikes, standing.banned) == (0, False)
+
+
+async def test_a_single_turn_where_the_run_has_several_now_costs_nothing(begin: Begin, alice: Identity) -> None:
+    run = await begin(turns=make_sums())
+    fault = await refused(run, alice, run.envelope(alice, await run.lease_one(alice)))
+    assert fault.reason == RejectionReason.LEASE and not (await run.standing(alice)).banned

@@ -8,6 +8,7 @@ import pytest
 from protocol.errors import UserError
 from protocol.terms import parse_terms
 from tests.factories import make_terms
+from tests.turns import make_sums
 
 SOURCE = "https://run.example"
 
@@ -84,3 +85,36 @@ def test_a_run_id_cannot_leave_the_workers_folder() -> None:
 def test_terms_that_nobody_can_keep_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="nobody can keep"):
         parse_terms(served(**changes), SOURCE)
+
+
+def test_a_run_of_single_turns_is_served_as_before() -> None:
+    assert "turns" not in json.loads(make_terms().to_json())
+
+
+def test_rules_of_turns_survive_their_json_with_their_name() -> None:
+    terms = make_terms(turns=(make_sums().rules, make_sums(max_calls=3).rules))
+    parsed = parse_terms(terms.to_json().encode(), SOURCE)
+    assert parsed == terms
+    assert [rules.digest for rules in parsed.turns] == [rules.digest for rules in terms.turns]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tool": 5},
+        {"stop_token_ids": []},
+        {"stop_token_ids": [-1]},
+        {"stop_token_ids": ["a"]},
+        {"stop_token_ids": list(range(257))},
+        {"max_calls": 0},
+        {"max_calls": 257},
+        {"max_calls": True},
+        {"max_answer_tokens": 0},
+        {"max_answer_tokens": 1 << 20},
+    ],
+)
+def test_rules_that_are_none_are_refused(changes: dict[str, Any]) -> None:
+    rules = json.loads(make_terms(turns=(make_sums().rules,)).to_json())["turns"][0]
+    for value in ([rules | changes], [{}], [5], rules):
+        with pytest.raises(UserError, match=r"https://run\.example"):
+            parse_terms(served(turns=value), SOURCE)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -58,7 +59,10 @@ def test_a_rollout_survives_the_wire() -> None:
 def test_segments_of_both_authors_survive_the_wire() -> None:
     rollout = make_rollout()
     segments = (Segment.by_model((1, 2)), Segment(Author.ENVIRONMENT, (3,), (False,)), Segment.by_model((4, 5, 256)))
+    named = replace(rollout, segments=segments, turns="sha256:" + "0" * 64)
+    assert rollout_from_payload(rollout_to_payload(named)) == named
     payload = worker_pb2.RolloutPayload.FromString(rollout_to_payload(rollout))
+    assert "turns" not in {field.name for field, _ in payload.ListFields()}
     del payload.segments[:]
     for segment in segments:
         payload.segments.add(author=int(segment.author), token_ids=segment.token_ids, loss_mask=segment.loss_mask)

@@ -191,3 +191,25 @@ def test_recomputed_activations_give_the_same_gradients():
     table, gradients = token_table(model, batches)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     assert_same((table, gradients), token_table(model, batches))
+
+
+def test_an_answer_of_a_tool_is_in_the_context_and_out_of_the_mask():
+    rollout = Rollout(
+        "run",
+        "lease",
+        "s",
+        (Segment.by_model((5,)), Segment.by_environment((6, 7)), Segment.by_model((8,))),
+        (-0.1, 0.0, 0.0, -0.2),
+        (VersionSpan(3, "d3", 0, 3), VersionSpan(4, "d4", 3, 4)),
+        ((b"",), (b"",)),
+        StopReason.EOS,
+    )
+    item = VerifiedRollout("r", "s", "w", rollout, 1.0, (-0.1, -9.0, -9.0, -0.2), True)
+    (sequence,) = sequences_of(RolloutGroup("g", "t", "sums", (1, 2), 1, (item,)), [0.5], trainer_version=5)
+    (batch,) = pack([sequence], token_budget=100)
+    assert batch.input_RL.tolist() == [[1, 2, 5, 6, 7]]
+    assert batch.position_RL.tolist() == [[0, 1, 2, 3, 4]]
+    assert batch.mask_BT.tolist() == [[True, False, False, True]]
+    assert batch.source_BT.tolist() == [[1, 0, 0, 4]]
+    assert batch.staleness_BT.tolist() == [[2, 0, 0, 1]]
+    assert batch.old_BT.tolist() == batch.behaviour_BT.tolist() == [[pytest.approx(-0.1), 0, 0, pytest.approx(-0.2)]]

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 import trainer.evaluation as module
+from environments.turns import turns_of
 from protocol.errors import UserError
+from protocol.tokenizer import RunTokenizer
 from tests.tiny_model import EOS_TOKEN_ID, build_tiny_model
 from trainer.evaluation import Plan, Progress, fingerprint, run_evaluation, sections_of, summary
 
@@ -173,3 +175,19 @@ async def test_a_folder_that_is_no_model_is_refused(tmp_path: Path, config: Path
     with pytest.raises(UserError, match="tokenizer"):
         await run_evaluation(config, Plan(tmp_path), tmp_path / "out.json")
     assert module._CHUNK == 16
+
+
+async def test_tasks_of_several_turns_are_evaluated_with_their_tool(tmp_path: Path, model: Path) -> None:
+    config = tmp_path / "turns.toml"
+    config.write_text(
+        f"[sampling]\neos_token_ids = [{EOS_TOKEN_ID}]\n"
+        '[[environments]]\nname = "calling"\nkind = "tests.turns:CallingParity"\nmax_tokens = 24\n'
+    )
+    plan = Plan(model, tasks=16, samples=2, ks=(1,))
+    result = await run_evaluation(config, plan, tmp_path / "one.json")
+    again = await run_evaluation(config, plan, tmp_path / "two.json")
+    assert result["environments"] == again["environments"]
+    assert result["environments"]["calling"]["tasks"] == 16
+    (section,), eos = sections_of(config)
+    turns = turns_of(section.environment, RunTokenizer(model), eos, 24)
+    assert fingerprint(plan, [section], eos) != fingerprint(plan, [replace(section, turns=turns)], eos)

@@ -310,3 +310,46 @@ def test_the_silent_bug_and_the_metric_that_reveals_it(tmp_path: Path, trainer_v
     assert 0.02 < metrics[f"loss_kl_{age}"] < 0.045, "what looks like staleness, fresh or not"
     assert 0.02 < metrics["engine_kl"] < 0.045, "and is the engine"
     assert metrics[f"approx_kl_{age}"] < 1e-6, "the policy has not moved"
+
+
+def calling(name: str, answer: tuple[int, ...], said: float, rewards: tuple[float, ...] = (1.0, 0.0)) -> RolloutGroup:
+    """Completions of two turns with a tool's answer between them; `said`: the log-probs stored for the answer's tokens."""
+    rollouts = []
+    for number, reward in enumerate(rewards):
+        whole = verified(f"{name}-{number}", (70 + number, 71, *answer, 72, EOS_TOKEN_ID), reward, -5.5)
+        segments = (
+            Segment.by_model((70 + number, 71)),
+            Segment.by_environment(answer),
+            Segment.by_model((72, EOS_TOKEN_ID)),
+        )
+        logprobs = (-5.5, -5.5, *[said] * len(answer), -5.5, -5.5)
+        rollouts.append(
+            replace(whole, rollout=replace(whole.rollout, segments=segments, logprobs=logprobs), old_logprobs=logprobs)
+        )
+    return RolloutGroup(name, "sums/0", "sums", PROMPT, len(rewards), tuple(rollouts))
+
+
+@pytest.mark.parametrize(
+    ("loss", "advantage"), [("ipo", "dr_grpo"), ("ppo", "grpo"), ("two_sided", "rloo"), ("sao", "critic")]
+)
+def test_a_tools_answer_is_seen_but_neither_learned_nor_counted(tmp_path: Path, loss: str, advantage: str) -> None:
+    folder = build_tiny_model(tmp_path / "model")
+
+    def step(answer: tuple[int, ...], said: float) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        optimizer = Optimizer(model.parameters(), OptimizerSettings(lr=3e-4))
+        config = TrainerConfig(advantage=advantage, length_target=4, length_penalty=0.01)
+        stepper = Stepper(model, make_loss(loss), optimizer, config, temperature=1.0)
+        result = stepper.step([calling("a", answer, said)], trainer_version=3)
+        assert result.metrics["applied"] == 1.0
+        numbers = {name: value for name, value in result.metrics.items() if "seconds" not in name}
+        return numbers, {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    numbers, weights = step((50, 51, 52), 0.0)
+    assert (numbers["tokens"], numbers["completion_tokens_mean"]) == (8.0, 4.0)
+    lying, same = step((50, 51, 52), -77.0)
+    assert lying == numbers
+    assert all(torch.equal(weights[name], same[name]) for name in weights)
+    other, _ = step((60, 61, 62), 0.0)
+    assert other["tokens"] == 8.0 and other != numbers, "the model goes on behind what it was told"

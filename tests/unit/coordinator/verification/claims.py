@@ -55,6 +55,7 @@ def make_claim(generation: Generation, request: GenerationRequest, turns: Turns 
         spans=generation.spans,
         proofs=generation.proofs,
         stop_reason=generation.stop_reason,
+        turns="" if turns is None else turns.rules.digest,
     )
     return Claim(rollout, request.prompt_token_ids, request.sampling, request.seed, VOCABULARY, HIDDEN_SIZE, turns)
 

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 
 from coordinator.store.rollouts import PendingRollout
+from coordinator.verification.examination import ExaminerSettings
 from coordinator.verification.judge import Judge
-from protocol.errors import SourceFault, UserError
+from protocol.errors import OurFault, SourceFault, UserError
 from protocol.rollout import Outcome
+from protocol.turns import Turns
 from tests.factories import make_rollout
+from tests.turns import make_sums
 
 
 def make_pending(number: int, versions: tuple[int, ...]) -> PendingRollout:
@@ -49,3 +52,16 @@ def test_audits_follow_standing_down_to_the_floor() -> None:
 
     assert audited() == audited(newcomer=False) == audited(newcomer=False, clean_tokens=10**9, watched=True) == 200
     assert 20 < audited(newcomer=False, clean_tokens=10**9) < 80
+
+
+@pytest.mark.parametrize("now", [{}, {"sums": make_sums(max_calls=1)}])
+def test_turns_by_rules_that_the_run_file_no_longer_has_are_nobodys_fault(now: dict[str, Turns]) -> None:
+    """They were admitted, so it is ours to put the rules back."""
+    settings = ExaminerSettings(1.0, (256,), 260, 16, {}, turns={"sums": make_sums()})
+    item = make_pending(0, (0,))
+    item = replace(item, rollout=replace(item.rollout, turns=make_sums().rules.digest))
+    assert settings.claim(item).turns is settings.turns["sums"]
+    with pytest.raises(OurFault, match=r"other rules for the turns of sums .* put them back"):
+        replace(settings, turns=now).claim(item)
+    with pytest.raises(OurFault, match="put them back"):
+        settings.claim(make_pending(0, (0,)))
