@@ -75,7 +75,7 @@ def test_a_run_that_calls_a_tool_trains_and_no_honest_rollout_is_rejected(tmp_pa
         network.wait("the trainer publishes its budget", lambda: not trained.running, 300, allow_end=("trainer",))
         assert network.stop("trainer") == 0
         check_run(network, worker)
-        assert network.stop("worker") == 0
+        assert network.stop("worker", grace_s=60.0) == 0
 
 
 @pytest.mark.vllm
@@ -87,7 +87,7 @@ def test_a_run_that_calls_a_tool_trains_on_real_vllm(tmp_path: Path) -> None:
         network.wait("the trainer publishes its budget", lambda: not trained.running, 300, allow_end=("trainer",))
         assert network.stop("trainer") == 0
         check_run(network, worker)
-        assert network.stop("worker") == 0
+        assert network.stop("worker", grace_s=60.0) == 0
 
 
 def test_a_run_of_single_turns_says_nothing_of_turns(tmp_path: Path) -> None:
