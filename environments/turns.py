@@ -41,20 +41,29 @@ def turns_of(
     return replace(turns, rules=replace(rules, probe=turns.probe()))
 
 
-def require_tool(rules: TurnRules, url: str) -> None:
-    """Raise UserError, with the remedy, unless this machine has the very tool that the run's terms name."""
+def tool_problem(rules: TurnRules) -> tuple[str, str] | None:
+    """Why this machine can't call the very tool that a run's terms name, and what to do; None if it can."""
     try:
         _, digest = find_tool(rules.tool)
     except UserError as error:
-        raise UserError(
-            f"the tasks of {url} call a tool that this worker doesn't have ({error}): install the package that its "
-            "operator names, or update rollswarm"
-        ) from None
-    if digest != rules.tool_digest:
-        raise UserError(
-            f"the tasks of {url} call the tool {rules.tool!r} in another version than this worker's: {rules.tool_digest[:19]}… "
-            f"there, {digest[:19]}… here; install the run's (`pip install -U rollswarm`, or the tool's own package)"
+        return (
+            f"a tool that this worker doesn't have ({error})",
+            "install the package that the run's operator names, or update rollswarm",
         )
+    if digest != rules.tool_digest:
+        return (
+            f"the tool {rules.tool!r} in another version than this worker's ({rules.tool_digest[:19]}… there, "
+            f"{digest[:19]}… here)",
+            "install the run's: `pip install -U rollswarm`, or the tool's own package",
+        )
+    return None
+
+
+def require_tool(rules: TurnRules, url: str) -> None:
+    """Raise UserError, with the remedy, unless this machine has the very tool."""
+    problem = tool_problem(rules)
+    if problem is not None:
+        raise UserError(f"the tasks of {url} call {problem[0]}: {problem[1]}")
 
 
 def turns_by(rules: TurnRules, tokenizer: RunTokenizer) -> Turns:

@@ -56,7 +56,7 @@ def test_a_relay_installs_where_nothing_else_is_and_without_torch(built: Path, t
     (wheel,) = built.glob("*.whl")
     run(binaries / "pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}[relay]")
     for script in SCRIPTS:
-        assert run(binaries / script, "--version").startswith(f"{script} 0.1.0, protocol 1, build ")
+        assert run(binaries / script, "--version").startswith(f"{script} 0.1.0, protocol 1 to 2, build ")
         assert "Usage" in run(binaries / script, "--help")
     assert "--max-bandwidth-mbit" in run(binaries / "shardcast", "relay", "--help")
     said = run(binaries / "shardcast", "status", "http://127.0.0.1:9", status=1)

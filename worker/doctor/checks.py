@@ -175,6 +175,13 @@ def versions(rollswarm: str, vllm: str | None, protocol: tuple[int, int] | None)
     return ok("versions", ours)
 
 
+def tool(name: str, problem: tuple[str, str] | None) -> Finding:
+    """Of a run whose tasks call one. `problem`: what is wrong with ours, and the remedy."""
+    if problem is not None:
+        return fail("tools", f"the run's tasks call {problem[0]}", problem[1])
+    return ok("tools", f"{name}, as the run has it")
+
+
 def identity(problem: str, holder: int | None) -> Finding:
     """`problem`: why the key file is of no use. `holder`: process that works with it now."""
     if problem:

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from coordinator.client import Trust, fetch_terms
+from environments.turns import tool_problem
 from protocol import keyfile
 from protocol.errors import UserError
 from protocol.terms import RunTerms
@@ -36,6 +37,7 @@ async def examine(url: str, config: WorkerConfig, ca: Path | None = None) -> lis
         checks.disk(machine, need, str(config.home), writable(config.home)),
         _identity(config),
         _versions(terms),
+        *(checks.tool(rules.tool, tool_problem(rules)) for rules in (terms.turns if terms else ())),
         *network,
         checks.relays(relays) if terms else _unknown("relays"),
         checks.bandwidth(relays, need),

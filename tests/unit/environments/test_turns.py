@@ -42,7 +42,9 @@ def test_a_worker_without_the_tool_is_told_where_to_get_it(turns: Turns) -> None
 
 
 def test_a_worker_with_another_version_of_the_tool_is_told_to_update(turns: Turns) -> None:
-    with pytest.raises(UserError, match=r"'calculator' in another version .*sha256:0… there, .*pip install -U"):
+    with pytest.raises(
+        UserError, match=r"'calculator' in another version .*sha256:0… there, .*: install .*pip install -U"
+    ):
         require_tool(replace(turns.rules, tool_digest="sha256:0"), URL)
 
 

@@ -60,6 +60,8 @@ TABLE = [
     (checks.versions("0.1.0", None, None), Level.FAIL, "pip install"),
     (checks.versions("0.1.0", "0.32.0", (9, 9)), Level.FAIL, "pip install -U"),
     (checks.versions("0.1.0", "0.32.0", (0, 0)), Level.FAIL, "operator"),
+    (checks.tool("calculator", None), Level.OK, ""),
+    (checks.tool("atlas", ("a tool that this worker doesn't have", "install the package")), Level.FAIL, "install"),
     (checks.identity("", None), Level.OK, ""),
     (checks.identity("", 4711), Level.WARN, "worker leave"),
     (checks.identity("the key file k can be read by others: run `chmod 600 k`", None), Level.FAIL, "chmod 600"),
