@@ -20,7 +20,8 @@ class SwarmLimits:
     per_source: int = 2  # shards taken from one server at a time
     give_up_s: float = 20.0  # without a byte from anybody for so long, the plain way is taken
     stall_s: float = 4.0  # without a piece from the peers for so long, the servers are asked for all that is missing
-    patience_s: float = 30.0  # for so long peers are not held against a server's pace
+    patience_s: float = 30.0  # for so long peers are not held against a server's pace, nor servers against one another
+    long_s: float = 240.0  # peers that need longer are held against a server whose pace is not known, too
 
 
 @dataclass(frozen=True, slots=True)

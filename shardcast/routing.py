@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 EMA = 0.3
+MEASURED_FROM = 64 * 1024  # bytes
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 30.0
 NOT_YET_S = 0.2  # a relay that doesn't have the shard yet is asked again after this
@@ -50,9 +51,11 @@ def ended(stats: SourceStats) -> SourceStats:
 
 
 def succeeded(stats: SourceStats, received: int, seconds: float) -> SourceStats:
-    """A request brought `received` good bytes in `seconds`."""
-    rate = received / max(seconds, 1e-6)
-    throughput = rate if stats.throughput is None else (1 - EMA) * stats.throughput + EMA * rate
+    """A request brought `received` good bytes in `seconds`. Few bytes say nothing of a pace, only that it answers."""
+    throughput = stats.throughput
+    if received >= MEASURED_FROM:
+        rate = received / max(seconds, 1e-6)
+        throughput = rate if throughput is None else (1 - EMA) * throughput + EMA * rate
     success = (1 - EMA) * stats.success + EMA
     return replace(stats, throughput=throughput, success=success, failures_in_row=0, retry_at=0.0)
 

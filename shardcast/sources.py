@@ -12,7 +12,7 @@ import json
 import re
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -311,6 +311,11 @@ class Source:
         """Hand the body on in batches; whatever happens, hand on what came."""
         batch: list[bytes] = []
         held = received = 0
+
+        async def hand_on_rest() -> None:
+            if batch:
+                await write(batch)
+
         try:
             async with aclosing(self._chunks(response, due)) as chunks:
                 async for chunk in chunks:
@@ -322,9 +327,14 @@ class Source:
                     if held >= _BATCH_BYTES:
                         full, batch, held = batch, [], 0
                         await write(full)
-        finally:
-            if batch:
-                await write(batch)
+        except asyncio.CancelledError:
+            with suppress(Exception):  # what is wrong with it must not take the place of the cancellation
+                await hand_on_rest()
+            raise
+        except BaseException:
+            await hand_on_rest()
+            raise
+        await hand_on_rest()
         if received < due:
             raise Unavailable(f"{self.url}: closed the connection after {received} of {due} bytes")
 

@@ -3,8 +3,9 @@
 Loops: `_take` asks each server again and again for a shard that no peer has yet (the server gives each shard to one
 client) and hands its pieces to libtorrent, which writes them and offers them to the peers; `_verify` hashes each shard
 from disk once libtorrent has all its pieces, and only then does it count. When the peers bring nothing for `stall_s`, or
-much less than a server would (`judge`), everything that is missing is asked of the servers, whoever seems to have it; so
-peers can be useless or slow without holding anybody up.
+much less than a server would (`judge`), everything that is missing is asked of the servers, whoever seems to have it; a
+shard that one server takes very long for is asked of others. So peers and servers can be useless or slow without holding
+anybody up.
 """
 
 from __future__ import annotations
@@ -35,11 +36,16 @@ _IDLE_S = 0.25
 _LOOK_S = 0.1  # what peers have is looked at this often at most
 _WAIT_S = 1.0  # how long a server may hold the question for a shard of its own share
 _SHARE_S = 0.5
+_SLOW = 4.0  # times as long as expected: then a shard is asked of another server as well
 _TRIES = 3  # wrong hashes of one shard on disk, after which peers are left alone
 
 
 class PeersUseless(SourceFault):
     """The version can't be had this way: no server helps, nothing comes, or libtorrent gave up. The plain way is open."""
+
+
+class _Overtaken(Exception):
+    """The shard came otherwise, and the rest of this answer is not needed."""
 
 
 class SwarmDownload:
@@ -68,6 +74,7 @@ class SwarmDownload:
         self._shard_of = {piece: index for index, pieces in enumerate(self._pieces) for piece in pieces}
         self._waiting = {index: set(self._pieces[index]) for index in partial.missing}
         self._taken = 0  # shards that come, or came, from a server; their pieces may still be on the way to the disk
+        self._coming: dict[tuple[str, int], float] = {}  # servers and the shards that they send, and since when
         self._ours: set[int] = set()  # pieces that came from a server
         self._whole: asyncio.Queue[int] = asyncio.Queue()  # shards whose pieces are all on disk
         self._tries = dict.fromkeys(partial.missing, 0)
@@ -78,14 +85,13 @@ class SwarmDownload:
         self._looked_at = -1.0
         self._from_servers = 0  # bytes
         self._name = secrets.token_hex(8)
-        self._asking = 0  # questions to servers that are under way
         self._pulse = Pulse()
         self._from_peers = RateMeter(limits.patience_s / 2)
-        self._begun = self._last_byte = self._last_peer_piece = self._clock()
+        self._begun = self._last_byte = self._last_peer_piece = self._served = self._clock()
 
     async def run(self) -> None:
         """Return when every shard is verified. Raises PeersUseless."""
-        self._begun = self._last_byte = self._last_peer_piece = self._clock()
+        self._begun = self._last_byte = self._last_peer_piece = self._served = self._clock()
         self._member.on_piece = self._on_piece
         self._member.on_wrong = self._on_wrong
         try:
@@ -116,9 +122,22 @@ class SwarmDownload:
                 self._last_byte = self._clock()
                 self._from_peers.add(now - received, self._last_byte)
                 received = now
-            if self._clock() - self._last_byte > self._limits.give_up_s:
-                raise PeersUseless(f"no byte came for {self._limits.give_up_s:.0f} s: {self._pool.report()}")
+            self._free_slow()
+            self._check_patience()
             await self._pulse.wait_until(lambda: len(self._partial.have) == len(self._shards), _IDLE_S)
+
+    def _check_patience(self) -> None:
+        """Raise PeersUseless if nothing comes, or servers are needed and bring nothing this way."""
+        now, patience = self._clock(), self._limits.give_up_s
+        if now - self._last_byte > patience:
+            raise PeersUseless(f"no byte came for {patience:.0f} s: {self._pool.report()}")
+        ready = (url for url, stats in self._pool.stats.items() if stats.is_ready(now))
+        if all(self._reliance(url) is Reliance.PEERS for url in ready):
+            self._served = now
+        elif now - self._served > patience:
+            raise PeersUseless(
+                f"peers are slow, and no server sent a shard for {patience:.0f} s: {self._pool.report()}"
+            )
 
     # From the servers
 
@@ -129,7 +148,6 @@ class SwarmDownload:
             if not wanted or not stats.is_ready(self._clock()):
                 await self._pulse.wait_until(lambda: False, _IDLE_S)
                 continue
-            self._asking += 1
             try:
                 await self._take(source, wanted)
             except Unknown as fault:
@@ -137,16 +155,18 @@ class SwarmDownload:
                 self._unhelpful.add(source.url)
             except SourceFault as fault:
                 self._pool.failed(source, fault)
-            finally:
-                self._asking -= 1
 
     async def _take(self, source: Source, wanted: int) -> None:
         """Ask a server for one of the wanted shards, and hand its pieces on as they come."""
-        version = self._member.version
+        version, asked = self._member.version, self._clock()
         with self._pool.in_flight(source):
             async with source.next_shard(version, wanted, len(self._shards), _WAIT_S, self._name) as offer:
                 self._ids[source.url] = offer.server_id
                 if offer.index is None:
+                    if (
+                        source.url in self._widened
+                    ):  # it had nothing at all: not asked again before it would have waited
+                        await asyncio.sleep(max(0.0, asked + _WAIT_S - self._clock()))
                     self._widened.add(source.url)
                     return
                 self._widened.discard(source.url)
@@ -157,19 +177,26 @@ class SwarmDownload:
                     return  # two questions were answered alike: the connection is dropped before the bytes come twice
                 self._taken |= 1 << index
                 begin = self._clock()  # from here on it is the server's pace, not its patience
+                self._coming[source.url, index] = begin
                 try:
                     feed = Feed(self._pieces[index], shard.size, self._member.layout.piece_bytes)
-                    await offer.read(shard.size, lambda chunks: self._feed(source, feed, chunks))
+                    await offer.read(shard.size, lambda chunks: self._feed(source, feed, index, chunks))
+                except _Overtaken:
+                    return
                 except BaseException:
                     self._taken &= ~(1 << index)
                     raise
+                finally:
+                    self._coming.pop((source.url, index), None)
         seconds = self._clock() - begin
         self._pool.succeeded(source, shard.size, seconds)
         if self._metrics:
             self._metrics.shard_seconds.observe(seconds)
 
-    async def _feed(self, source: Source, feed: Feed, chunks: list[bytes]) -> None:
-        self._last_byte = self._clock()
+    async def _feed(self, source: Source, feed: Feed, index: int, chunks: list[bytes]) -> None:
+        if index not in self._waiting:
+            raise _Overtaken
+        self._last_byte = self._served = self._clock()
         for piece, data in feed.take(chunks):
             data = self._member.layout.padded(piece, data)
             if await asyncio.to_thread(_sha1, data) != self._hashes[20 * piece : 20 * piece + 20]:
@@ -187,25 +214,35 @@ class SwarmDownload:
         """What to ask of a server: shards that no peer has, of the server's own share first."""
         self._look()
         missing = bits.of(self._waiting) & ~self._taken
-        reliance = self._reliance()
-        probing = reliance is Reliance.PROBE and not self._asking
-        wanted = missing if probing or reliance is Reliance.SERVERS else missing & self._lone
+        reliance = self._reliance(source.url)
+        probing = reliance is Reliance.PROBE and not self._pool.stats[source.url].in_flight
+        wanted = missing if probing or reliance is Reliance.SERVER else missing & self._lone
         own_id = self._ids.get(source.url)
         if own_id is None or source.url in self._widened:
             return wanted
         return wanted & slice_of(self._ids.values(), own_id, len(self._shards)) or wanted
 
-    def _reliance(self) -> Reliance:
+    def _reliance(self, url: str) -> Reliance:
         now = self._clock()
         if now - self._last_peer_piece > self._limits.stall_s:
-            return Reliance.SERVERS
+            return Reliance.SERVER
         return judge(
             self._from_peers.rate(now),
-            [stats.throughput for stats in self._pool.stats.values() if stats.throughput is not None],
+            self._pool.stats[url].throughput,
             left=sum(map(len, self._waiting.values())) * self._member.layout.piece_bytes,
             elapsed_s=now - self._begun,
             limits=self._limits,
         )
+
+    def _free_slow(self) -> None:
+        """Let shards that come very slowly be asked of other servers as well."""
+        now = self._clock()
+        best = max((stats.throughput or 0.0 for stats in self._pool.stats.values()), default=0.0)
+        for (url, index), begun in list(self._coming.items()):
+            expected = self._shards[index].size / best if best else self._limits.patience_s
+            if now - begun > max(self._limits.patience_s, _SLOW * expected):
+                del self._coming[url, index]
+                self._taken &= ~(1 << index)
 
     def _look(self) -> None:
         """Which shards no connected peer has a piece of; looked at now and then."""

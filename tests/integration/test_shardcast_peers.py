@@ -43,10 +43,15 @@ from tests.shardcast_network import (
 ANY_PORT = -1
 
 
-def swapping(url: str, cache: Path, port: int = ANY_PORT, patience_s: float = 30.0) -> ShardcastClient:
+HASTY = SwarmLimits(give_up_s=2.0, patience_s=1.0, long_s=8.0)
+
+
+def swapping(
+    url: str, cache: Path, *others: str, port: int = ANY_PORT, limits: SwarmLimits | None = None
+) -> ShardcastClient:
     swarm = Swarm(SwarmConfig(reserve_port() if port == ANY_PORT else port))
-    limits = ClientLimits(deadline_s=10.0, swarm=SwarmLimits(patience_s=patience_s))
-    return client([url], cache, swarm=swarm, limits=limits)
+    given = ClientLimits(deadline_s=10.0, swarm=limits or SwarmLimits())
+    return client([url, *others], cache, swarm=swarm, limits=given)
 
 
 async def publish(data: Path, url: str, version: Version) -> None:
@@ -157,21 +162,99 @@ async def test_a_lying_peer_corrupts_nothing_and_holds_nobody_up(
         assert hostile.greeted and hostile.asked
 
 
+def drip_peer(version: Version) -> HostilePeer:
+    """One that claims to have all, and sends the right bytes drop by drop."""
+    layout = Layout.of(version.manifest)
+    assert layout is not None
+    files = [(version.folder / each.path).read_bytes() for each in version.manifest.files]
+    data = b"".join(each + bytes(-len(each) % layout.piece_bytes) for each in files)
+    return HostilePeer(layout.pieces, True, data, layout.piece_bytes, every_s=0.5)
+
+
 async def test_a_peer_that_sends_drop_by_drop_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with published(tmp_path) as (url, catalog, version):
-        layout = Layout.of(version.manifest)
-        assert layout is not None
-        files = [(version.folder / each.path).read_bytes() for each in version.manifest.files]
-        data = b"".join(each + bytes(-len(each) % layout.piece_bytes) for each in files)
-        slow = HostilePeer(layout.pieces, True, data, layout.piece_bytes, every_s=0.5)
+        slow = drip_peer(version)
         answer_once_asked(catalog, slow, monkeypatch)
         async with slow.listening() as port, aiohttp.ClientSession() as session:
             await session.post(f"{url}/v1/peers/0", json={"port": port})
-            async with swapping(url, tmp_path / "cache", patience_s=1.0) as honest:
+            async with swapping(url, tmp_path / "cache", limits=HASTY) as honest:
                 assert_same(await honest.fetch(0), version)
-        assert 0 < slow.sent < len(data) / 2 < sent_by(catalog)
+        assert 0 < slow.sent < len(slow.data) / 2 < sent_by(catalog)
+
+
+@asynccontextmanager
+async def drip_relay(url: str, version: Version, given: list[int]) -> AsyncIterator[str]:
+    """One that passes on what `url` says, and sends the shards that it gives drop by drop. `given`: which it gave."""
+
+    async def pass_on(request: web.Request) -> web.StreamResponse:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.request(request.method, url + request.path_qs, data=await request.read()) as answer,
+        ):
+            return web.Response(status=answer.status, body=await answer.read())
+
+    async def drip(request: web.Request) -> web.StreamResponse:
+        wanted = int.from_bytes(await request.read(), "little")
+        index = (wanted & -wanted).bit_length() - 1
+        shard = version.manifest.shards[index]
+        given.append(index)
+        answer = web.StreamResponse(headers={SHARD_HEADER: str(index)})
+        answer.content_length = shard.size
+        await answer.prepare(request)
+        for byte in version.shard_bytes(shard.digest) or b"":
+            await answer.write(bytes([byte]))
+            await asyncio.sleep(0.2)
+        return answer
+
+    source = FakeSource(version)
+    async with source.serving(
+        ("/v1/next/{version}", drip), ("/v1/peers/{version}", pass_on), ("/v1/torrents/{version}", pass_on)
+    ) as drips:
+        yield drips
+
+
+@pytest.mark.parametrize("with_peer", [True, False])
+async def test_a_relay_that_drips_as_well_as_a_peer_holds_nobody_up(tmp_path: Path, with_peer: bool) -> None:
+    given: list[int] = []
+    async with published(tmp_path) as (url, catalog, version), drip_relay(url, version, given) as drips:
+        slow = drip_peer(version)
+        async with slow.listening() as port, aiohttp.ClientSession() as session:
+            if with_peer:
+                await session.post(f"{url}/v1/peers/0", json={"port": port})
+            async with swapping(drips, tmp_path / "cache", url, limits=HASTY) as honest:
+                assert_same(await honest.fetch(0), version)
+        assert given and bool(slow.sent) is with_peer
+        assert sent_by(catalog) > version.manifest.total_bytes / 2
+
+
+async def test_servers_that_give_nothing_while_peers_drip_are_asked_the_plain_way(tmp_path: Path) -> None:
+    async def nothing(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=204)
+
+    async with published(tmp_path) as (_, _, version):
+        slow, source = drip_peer(version), FakeSource(version)
+
+        async def peers(request: web.Request) -> web.StreamResponse:
+            return web.json_response({"peers": [["127.0.0.1", port]], "again_s": 5.0})
+
+        async def torrent(request: web.Request) -> web.StreamResponse:
+            assert version.torrent is not None
+            return web.Response(body=version.torrent)
+
+        routes = (
+            ("/v1/next/{version}", nothing),
+            ("/v1/peers/{version}", peers),
+            ("/v1/torrents/{version}", torrent),
+        )
+        async with (
+            slow.listening() as port,
+            source.serving(*routes) as stingy,
+            swapping(stingy, tmp_path / "cache", limits=HASTY) as honest,
+        ):
+            assert_same(await honest.fetch(0), version)
+        assert slow.sent and source.asked
 
 
 async def test_shards_of_an_earlier_attempt_are_not_asked_for_again(tmp_path: Path) -> None:

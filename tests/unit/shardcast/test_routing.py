@@ -58,10 +58,15 @@ def test_exploration_never_visits_a_banned_source() -> None:
 
 
 def test_throughput_is_an_exponential_average() -> None:
-    stats = routing.succeeded(SourceStats(), 1000, 1.0)
-    assert stats.throughput == 1000.0
-    stats = routing.succeeded(stats, 2000, 1.0)
-    assert stats.throughput == pytest.approx(1300.0)
+    stats = routing.succeeded(SourceStats(), 100_000, 1.0)
+    assert stats.throughput == 100_000.0
+    stats = routing.succeeded(stats, 200_000, 1.0)
+    assert stats.throughput == pytest.approx(130_000.0)
+
+
+def test_few_bytes_say_nothing_of_throughput() -> None:
+    assert routing.succeeded(SourceStats(), routing.MEASURED_FROM - 1, 1e-3).throughput is None
+    assert routing.succeeded(SourceStats(throughput=7.0), 700, 1e-3).throughput == 7.0
 
 
 def test_failures_back_off_exponentially_up_to_a_cap_and_success_resets() -> None:
