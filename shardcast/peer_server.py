@@ -183,8 +183,8 @@ class PeerService:
             if shard is None:
                 return error_response(404, "the version is no longer here")
             try:
-                response = await self._app.send(request, digest, shard, {SHARD_HEADER: str(index), **self._name})
-                whole = True
+                response = await self._app.send_whole(request, digest, shard, {SHARD_HEADER: str(index), **self._name})
+                whole = response.status == 200
                 return response
             finally:
                 shard.close()

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errors import UserError
-from shardcast.bandwidth import Throttle
 from shardcast.catalog import Catalog
 from shardcast.client import ShardcastClient
 from shardcast.config import RELAY_LIMITS, ServerLimits, parse_keys, parse_sources
@@ -28,6 +27,7 @@ from shardcast.relay import RelayCatalog
 from shardcast.scrub import Scrubber
 from shardcast.server import ShardcastApp
 from shardcast.storage import VersionStore
+from shardcast.uplink import Uplink
 
 log = logging.getLogger("shardcast")
 
@@ -99,7 +99,7 @@ async def serve_relay(options: RelayOptions) -> None:
             _stopping(_relay_catalog(options, store, metrics, client, coordinator)) as catalog,
         ):
             quota = _quota(options, metrics)
-            serving = ShardcastApp(catalog, limits, Throttle.from_mbit(options.max_bandwidth_mbit), quota)
+            serving = ShardcastApp(catalog, limits, Uplink.from_mbit(options.max_bandwidth_mbit), quota)
             app = serving.build()
             if options.help_peers:
                 PeerService(serving).add_to(app)

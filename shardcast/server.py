@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 import math
 import os
@@ -29,18 +30,20 @@ from aiohttp.typedefs import Middleware
 
 from protocol.manifest import MAX_ENVELOPE_BYTES, MAX_VERSION, Digest, InvalidManifest
 from shardcast.asker import FROM_HEADER, Asker, Kind
-from shardcast.bandwidth import Throttle
 from shardcast.catalog import Catalog, NotYet, OpenShard
 from shardcast.config import MIB, ServerLimits
 from shardcast.listen import party
 from shardcast.quota import MonthlyQuota
 from shardcast.status_page import render_page
+from shardcast.uplink import Uplink
 
 log = logging.getLogger("shardcast")
 
 _SLICE_BYTES = MIB
 _THROTTLED_SLICE_BYTES = MIB // 8
+_BACKLOG_S = 5.0  # who would wait longer for each slice is sent away: clients take 15 s of silence for a fault
 IMMUTABLE = "public, max-age=31536000, immutable"
+_BACKLOG = "more was asked of this relay at once than it may send; ask another, or again later"
 _USED_UP = "this relay sent all that it may this month; ask another"
 _NO_STORE = {"Cache-Control": "no-store"}
 _PREFER_WAIT = re.compile(r"(?:^|[,;\s])wait=(\d{1,4})")
@@ -50,11 +53,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(slots=True)
 class ShardcastApp:
-    """Handlers over a catalog. `throttle` bounds the bytes of shards sent per second, `quota` those of a month."""
+    """Handlers over a catalog. `uplink` bounds the bytes of shards sent per second, `quota` those of a month."""
 
     catalog: Catalog
     limits: ServerLimits
-    throttle: Throttle | None = None
+    uplink: Uplink | None = None
     quota: MonthlyQuota | None = None
 
     def build(self) -> web.Application:
@@ -138,17 +141,9 @@ class ShardcastApp:
         found = _PREFER_WAIT.search(request.headers.get("Prefer", ""))
         return min(float(found.group(1)), self.limits.shard_wait_s) if found else self.limits.shard_wait_s
 
-    async def send(
-        self, request: web.Request, digest: Digest, shard: OpenShard, extra: Mapping[str, str] | None = None
-    ) -> web.StreamResponse:
+    async def send(self, request: web.Request, digest: Digest, shard: OpenShard) -> web.StreamResponse:
         """Answer with a shard's bytes, or the range of them that is asked for."""
-        headers = {
-            **(extra or {}),
-            "ETag": f'"{digest}"',
-            "Cache-Control": IMMUTABLE,
-            "Accept-Ranges": "bytes",
-            "Content-Type": "application/octet-stream",
-        }
+        headers = _shard_headers(digest)
         if any(tag.value in (digest, "*") for tag in request.if_none_match or ()):
             return web.Response(status=304, headers=headers)
         try:
@@ -156,12 +151,25 @@ class ShardcastApp:
         except ValueError:
             headers["Content-Range"] = f"bytes */{shard.size}"
             return web.Response(status=416, headers=headers)
-        if self.quota and not self.quota.left_bytes:
-            return error_response(503, _USED_UP, self.quota.seconds_to_next_month)
-        whole = (start, stop) == (0, shard.size) and "Range" not in request.headers
-        if not whole:
-            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{shard.size}"
-        response = web.StreamResponse(status=200 if whole else 206, headers=headers)
+        if "Range" not in request.headers:
+            return await self._send_range(request, shard, 0, shard.size, 200, headers)
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{shard.size}"
+        return await self._send_range(request, shard, start, stop, 206, headers)
+
+    async def send_whole(
+        self, request: web.Request, digest: Digest, shard: OpenShard, extra: Mapping[str, str]
+    ) -> web.StreamResponse:
+        """Answer with all of a shard, whatever the request's headers ask for. With status 200 it was sent to its end."""
+        headers = {**extra, **_shard_headers(digest)}
+        return await self._send_range(request, shard, 0, shard.size, 200, headers)
+
+    async def _send_range(
+        self, request: web.Request, shard: OpenShard, start: int, stop: int, status: int, headers: Mapping[str, str]
+    ) -> web.StreamResponse:
+        refused = self._refuse(request)
+        if refused is not None:
+            return refused
+        response = web.StreamResponse(status=status, headers=headers)
         response.content_length = stop - start
         await response.prepare(request)
         if request.method != "HEAD":
@@ -172,32 +180,51 @@ class ShardcastApp:
         await response.write_eof()
         return response
 
+    def _refuse(self, request: web.Request) -> web.Response | None:
+        """The answer if nothing more may be sent this month, or too much waits to be sent."""
+        if self.quota and not self.quota.left_bytes:
+            return error_response(503, _USED_UP, self.quota.seconds_to_next_month)
+        wait_s = self.uplink.wait_s(_address(request)) if self.uplink else 0.0
+        return error_response(503, _BACKLOG, math.ceil(wait_s - _BACKLOG_S)) if wait_s > _BACKLOG_S else None
+
     async def _send_file(self, request: web.Request, asker: Asker, shard: OpenShard, start: int, stop: int) -> None:
-        """Send in slices: each must be taken in time, and each waits for its share of the bandwidth."""
-        loop = asyncio.get_running_loop()
-        manners = self.catalog.manners
-        slice_bytes = _THROTTLED_SLICE_BYTES if self.throttle or asker.busy else _SLICE_BYTES
+        """Send in slices: each must be taken in time, and each waits for its turn where the bandwidth is bounded."""
+        slice_bytes = _THROTTLED_SLICE_BYTES if self.uplink or asker.busy else _SLICE_BYTES
         with os.fdopen(os.dup(shard.descriptor), "rb", buffering=0) as file:
             for at in range(start, stop, slice_bytes):
                 count = min(slice_bytes, stop - at)
                 if asker.busy:
-                    await manners.let_clients_pass(count)
-                if self.throttle:
-                    await self.throttle.take(count)
-                transport = request.transport
-                if transport is None:
+                    await self.catalog.manners.let_clients_pass(count)
+                if self.uplink and not await self.uplink.turn(_address(request), count, lambda: _gone(request)):
                     raise ConnectionResetError("the client went away")
+                file.seek(shard.offset + at)
                 try:
-                    async with asyncio.timeout(self.limits.send_timeout_s):
-                        await loop.sendfile(transport, file, shard.offset + at, count)
-                except TimeoutError:
-                    transport.abort()  # a client that doesn't read
-                    raise ConnectionResetError("the client takes the bytes too slowly") from None
-                self.catalog.metrics.count_sent(asker.kind is not Kind.CLIENT, count)
-                if self.quota:
-                    self.quota.count(count)
-                if asker.kind is not Kind.PEER:
-                    manners.sent(count)
+                    await self._send_slice(request, file, count)
+                finally:
+                    self._count_sent(asker, count, file.tell() - shard.offset - at)
+
+    async def _send_slice(self, request: web.Request, file: io.FileIO, count: int) -> None:
+        """Send `count` bytes from where the file stands, and leave it after the last that was sent."""
+        transport = request.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client went away")
+        try:
+            async with asyncio.timeout(self.limits.send_timeout_s):
+                await asyncio.get_running_loop().sendfile(transport, file, file.tell(), count)
+        except TimeoutError:
+            file.seek(count, os.SEEK_CUR)  # how much went isn't known
+            transport.abort()  # a client that doesn't read
+            raise ConnectionResetError("the client takes the bytes too slowly") from None
+
+    def _count_sent(self, asker: Asker, count: int, sent: int) -> None:
+        """Of a slice of `count` bytes so many were sent."""
+        if self.uplink and sent < count:
+            self.uplink.give_back(count - sent)
+        self.catalog.metrics.count_sent(asker.kind is not Kind.CLIENT, sent)
+        if self.quota:
+            self.quota.count(sent)
+        if asker.kind is not Kind.PEER:
+            self.catalog.manners.sent(sent)
 
     async def _healthz(self, request: web.Request) -> web.Response:
         return web.json_response(self._health(), headers=_NO_STORE)
@@ -218,6 +245,23 @@ class ShardcastApp:
         return web.Response(text=render_page(self._health()), content_type="text/html")
 
 
+def _shard_headers(digest: Digest) -> dict[str, str]:
+    return {
+        "ETag": f'"{digest}"',
+        "Cache-Control": IMMUTABLE,
+        "Accept-Ranges": "bytes",
+        "Content-Type": "application/octet-stream",
+    }
+
+
+def _address(request: web.Request) -> str:
+    return party(request.remote or "?")
+
+
+def _gone(request: web.Request) -> bool:
+    return request.transport is None or request.transport.is_closing()
+
+
 def _asker(request: web.Request) -> Asker:
     return Asker.parse(request.headers.get(FROM_HEADER))
 
@@ -228,7 +272,7 @@ def limit_per_address(most: int) -> Middleware:
 
     @web.middleware
     async def limit(request: web.Request, handler: Handler) -> web.StreamResponse:
-        address = party(request.remote or "?")
+        address = _address(request)
         if in_flight[address] >= most:
             return error_response(503, "too many requests at once from this address; wait for some to end", 1)
         in_flight[address] += 1

@@ -37,6 +37,7 @@ from shardcast.quota import MonthlyQuota
 from shardcast.relay import RelayCatalog
 from shardcast.server import Handler, ShardcastApp
 from shardcast.storage import VersionStore
+from shardcast.uplink import Uplink
 from tests.unit.shardcast.delta.versions import safetensors, words
 
 TRAINER = Identity.from_seed(b"t" * 32)
@@ -198,6 +199,7 @@ async def relay_in_process(
     keep_last: int = 2,
     help_peers: bool = False,
     quota: MonthlyQuota | None = None,
+    uplink: Uplink | None = None,
     **options: Any,
 ) -> AsyncIterator[tuple[str, RelayCatalog]]:
     metrics = ShardcastMetrics()
@@ -206,7 +208,7 @@ async def relay_in_process(
         upstream, KEYS, data_dir, peers=peers, own_id=own_id, limits=limits, metrics=metrics
     ) as client:
         catalog = RelayCatalog(client.store, metrics, client, keep_last=keep_last, help_peers=help_peers, **options)
-        serving = ShardcastApp(catalog, ServerLimits(), quota=quota)
+        serving = ShardcastApp(catalog, ServerLimits(), uplink, quota)
         app = serving.build()
         if help_peers:
             PeerService(serving).add_to(app)

@@ -12,13 +12,15 @@ from aiohttp import web
 
 from protocol.terms import WELL_KNOWN_PATH
 from shardcast.catalog import Catalog
-from shardcast.config import ServerLimits
+from shardcast.config import ClientLimits, ServerLimits
 from shardcast.discovery import Coordinator
+from shardcast.layout import incoming_folder
 from shardcast.listen import listening
 from shardcast.metrics import ShardcastMetrics
 from shardcast.quota import MonthlyQuota
 from shardcast.server import ShardcastApp
 from shardcast.storage import VersionStore
+from shardcast.uplink import Uplink
 from tests.factories import make_terms
 from tests.shardcast_network import (
     FAST,
@@ -32,6 +34,7 @@ from tests.shardcast_network import (
     publish,
     relay_in_process,
     reserve_port,
+    until,
     whole,
 )
 
@@ -113,6 +116,61 @@ async def test_a_relay_whose_month_is_used_up_sends_clients_elsewhere(tmp_path: 
         assert "left of this month" in await (await session.get(spent_url)).text()
         async with client([spent_url, free_url], tmp_path / "cache") as worker:
             assert_same(await worker.fetch(1, version.digest), version)
+
+
+async def ask_and_leave(url: str, path: str, asked: list[str]) -> None:
+    """Ask for a shard, read the status, and cut the connection, again and again."""
+    parts = urlsplit(url)
+    while True:
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        try:
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            asked.append((await reader.readline()).decode())
+        except ConnectionError:
+            continue
+        finally:
+            writer.transport.abort()
+
+
+async def test_who_asks_and_leaves_takes_no_bandwidth_from_others(tmp_path: Path) -> None:
+    asked: list[str] = []
+    async with (
+        asyncio.timeout(SOON),
+        origin_in_process(tmp_path / "origin") as (url, origin),
+        relay_in_process(tmp_path / "relay", url, uplink=Uplink.from_mbit(8)) as (relay_url, catalog),
+    ):
+        version = await publish(url, origin, make_version(tmp_path / "v1", 1))
+        await whole(catalog, 1)
+        path = f"/v1/shards/{version.manifest.shards[-1].digest}"
+        leavers = [asyncio.create_task(ask_and_leave(relay_url, path, asked)) for _ in range(20)]
+        try:
+            await until(lambda: len(asked) > 200)
+            async with client([relay_url], tmp_path / "cache", limits=ClientLimits(deadline_s=SOON)) as worker:
+                assert_same(await worker.fetch(1, version.digest), version)
+        finally:
+            for task in leavers:
+                task.cancel()
+            await asyncio.gather(*leavers, return_exceptions=True)
+
+
+async def test_more_than_can_be_sent_soon_is_refused_and_who_comes_from_elsewhere_is_served(tmp_path: Path) -> None:
+    version = make_version(tmp_path / "v1", 1)
+    store = VersionStore(tmp_path / "data", KEYS)
+    version.folder.rename(incoming_folder(store.root, 1))
+    store.adopt(incoming_folder(store.root, 1), version.envelope, version.manifest)
+    app = ShardcastApp(Catalog(store, ShardcastMetrics()), ServerLimits(), Uplink.from_mbit(0.5)).build()
+    async with asyncio.timeout(SOON), listening(app, "127.0.0.1", 0, ServerLimits(shutdown_s=0.1)) as url:
+        shard = f"{url}/v1/shards/{next(each.digest for each in version.manifest.shards if each.size == SHARD)}"
+        async with aiohttp.ClientSession() as session:
+            answers = [await session.get(shard) for _ in range(9)]
+            served = [answer for answer in answers if answer.status == 200]
+            assert 3 <= len(served) < 9  # a burst, one that is paid off, and 5 seconds of 64 KiB each
+            refused = answers[-1]
+            assert refused.status == 503 and "at once" in await refused.text()
+            assert 1 <= int(refused.headers["Retry-After"]) <= 5
+            elsewhere = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
+            async with aiohttp.ClientSession(connector=elsewhere) as other:
+                assert len(await (await other.get(shard)).read()) == SHARD
 
 
 async def test_a_version_that_is_being_read_makes_no_way(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
@@ -15,7 +16,6 @@ from protocol.manifest import (
 )
 from protocol.signing import Identity
 from protocol.terms import WELL_KNOWN_PATH
-from shardcast.bandwidth import Throttle
 from shardcast.catalog import Catalog
 from shardcast.config import ServerLimits
 from shardcast.discovery import Coordinator
@@ -26,6 +26,7 @@ from shardcast.names import VersionConflict
 from shardcast.publish import announce, next_version
 from shardcast.server import ShardcastApp
 from shardcast.storage import VersionStore
+from shardcast.uplink import Uplink
 from tests.factories import make_terms
 from tests.shardcast_network import (
     KEYS,
@@ -147,9 +148,10 @@ async def test_the_http_surface(tmp_path: Path) -> None:
 async def test_every_byte_of_a_shard_passes_the_bandwidth_cap(tmp_path: Path) -> None:
     taken: list[int] = []
 
-    class Recorder(Throttle):
-        async def take(self, count: int) -> None:
+    class Recorder(Uplink):
+        async def turn(self, address: str, count: int, gone: Callable[[], bool]) -> bool:
             taken.append(count)
+            return True
 
     version = make_version(tmp_path / "v0")
     store = VersionStore(tmp_path / "data", KEYS)
