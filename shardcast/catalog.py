@@ -115,6 +115,8 @@ class Catalog:
         return {
             "status": "ok",
             "role": self.role,
+            "id": self.server_id,
+            "following": True,
             "head": None if self._head is None else self._head.version,
             "head_digest": None if self._head is None else self._head.manifest_digest,
             "complete": None if complete is None else complete.version,

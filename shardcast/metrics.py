@@ -70,7 +70,8 @@ class ShardcastMetrics:
 
         self.lag_seconds = Gauge(
             "rollswarm_shardcast_lag_seconds",
-            "For how long a newer version than the newest complete one here has been known; 0 if there is none.",
+            "For how long a newer version than the newest complete one here has been known, or it couldn't be asked "
+            "whether there is one; 0 if neither.",
             registry=self.registry,
         )
         self.refused = Counter(
@@ -80,6 +81,7 @@ class ShardcastMetrics:
             registry=self.registry,
         )
         self._behind_since: float | None = None
+        self._lost_since: float | None = None
         self.lag_seconds.set_function(lambda: self.behind_s)
 
     def show_quota(self, left_bytes: Callable[[], float]) -> None:
@@ -124,10 +126,20 @@ class ShardcastMetrics:
         self.lag_versions.set(lag)
         self._behind_since = None if not lag else self._behind_since or self._clock()
 
+    def set_lost(self, since: float | None) -> None:
+        """Since when, by the clock, the newest version could not be learnt of, or not be begun; None if it can."""
+        self._lost_since = since
+
+    @property
+    def lost_s(self) -> float | None:
+        """For how long the newest version could not be learnt of, or not be begun; None if it can."""
+        return None if self._lost_since is None else self._clock() - self._lost_since
+
     @property
     def behind_s(self) -> float:
-        """For how long a newer version than the newest complete one here has been known; 0 if there is none."""
-        return 0.0 if self._behind_since is None else self._clock() - self._behind_since
+        """For how long a newer version than the newest complete one here has been known, or there may have been one."""
+        known = 0.0 if self._behind_since is None else self._clock() - self._behind_since
+        return max(known, self.lost_s or 0.0)
 
     def render(self) -> bytes:
         """The text exposition format."""

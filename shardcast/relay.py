@@ -80,24 +80,27 @@ class RelayCatalog(Catalog):
         self._newest: asyncio.Task[StoredVersion] | None = None
         self._packed = PackedPulls(client, self.changed.beat)
         self._getting_torrent: dict[int, asyncio.Task[None]] = {}
-        self._trouble = ""  # why the newest version can't be had, and since when
-        self._trouble_since: float | None = None
+        self._trouble = ""  # why the newest version can't be had
         self.reports.on_report = lambda report: client.tell_fallback(report.version, report.reason)
 
     async def follow(self) -> None:
         """Stay at the newest version until cancelled."""
         pause = _PAUSE_FIRST_S
+        began = self._clock()
+        self.metrics.set_lost(began)
         while True:
             try:
                 head = await self._next_head()
                 self.reconsider()
                 if head is not None:
                     await self._take(head)
-                self._trouble, self._trouble_since = "", None
+                self._trouble = ""
+                began = self._clock()
+                self.metrics.set_lost(None)
                 pause = _PAUSE_FIRST_S
             except (SourceFault, DiskFullError, OSError) as error:
-                self._trouble = str(error)
-                self._trouble_since = self._trouble_since or self._clock()
+                self._trouble = str(error) or type(error).__name__
+                self.metrics.set_lost(began)
                 log.warning("can't follow, next try in %.1f s: %s", pause, error, extra={"action": "follow"})
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _PAUSE_MAX_S)
@@ -190,9 +193,12 @@ class RelayCatalog(Catalog):
     def health(self) -> dict[str, object]:
         facts = super().health()
         now = self._clock()
-        if self._trouble_since is not None:
-            since = now - self._trouble_since
-            facts["status"] = f"can't follow for {since:.0f} s, still serving what is here: {self._trouble}"
+        lost_s = self.metrics.lost_s
+        facts["following"] = lost_s is None
+        trouble = "" if lost_s is None else self._trouble or self._faults(now)
+        if trouble:
+            here = "still serving what is here" if self.store.versions else "and nothing is here to be served"
+            facts["status"] = f"can't follow for {lost_s:.0f} s, {here}: {trouble}"
         facts["receiving"] = [
             {"version": each.version, "have": len(each.partial.have), "of": len(each.partial.manifest.shards)}
             for each in self._incoming.values()
@@ -208,6 +214,11 @@ class RelayCatalog(Catalog):
             for url, stats in self._client.source_stats.items()
         ]
         return facts
+
+    def _faults(self, now: float) -> str:
+        """What every source did wrong; empty if one of them didn't."""
+        known = self._client.source_stats.values()
+        return "; ".join(each.last_fault for each in known) if all(each.is_troubled(now) for each in known) else ""
 
     async def find_siblings(self) -> None:
         """Learn the run's relays from the coordinator, again and again, until cancelled."""

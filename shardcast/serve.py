@@ -18,6 +18,7 @@ from shardcast.client import ShardcastClient
 from shardcast.config import RELAY_LIMITS, ServerLimits, parse_keys, parse_sources
 from shardcast.data_dir import serve_alone
 from shardcast.discovery import Coordinator
+from shardcast.itself import refuse_itself
 from shardcast.listen import listening
 from shardcast.metrics import ShardcastMetrics
 from shardcast.origin import Origin
@@ -108,7 +109,8 @@ async def serve_relay(options: RelayOptions) -> None:
                     raise UserError(f"{url} is this relay itself: name an origin or another relay")
                 scrubber = Scrubber(store, metrics, catalog.refetch)
                 try:
-                    await _until_stopped(url, catalog, _relay_work(catalog, coordinator, scrubber))
+                    itself = refuse_itself(sources, catalog.server_id)
+                    await _until_stopped(url, catalog, _relay_work(catalog, coordinator, scrubber, itself))
                 finally:
                     if quota is not None:
                         quota.save()
@@ -140,12 +142,22 @@ def _relay_catalog(
     )
 
 
-async def _relay_work(catalog: RelayCatalog, coordinator: Coordinator | None, scrubber: Scrubber) -> None:
-    async with asyncio.TaskGroup() as group:
-        group.create_task(catalog.follow())
-        group.create_task(scrubber.run())
-        if coordinator is not None:
-            group.create_task(catalog.find_siblings())
+async def _relay_work(
+    catalog: RelayCatalog, coordinator: Coordinator | None, scrubber: Scrubber, itself: Coroutine[Any, Any, None]
+) -> None:
+    """Work until cancelled. Raises UserError if what the relay fills from is itself."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(catalog.follow())
+            group.create_task(scrubber.run())
+            group.create_task(itself)
+            if coordinator is not None:
+                group.create_task(catalog.find_siblings())
+    except ExceptionGroup as failed:
+        mistakes, others = failed.split(UserError)
+        if mistakes is None or others is not None:
+            raise
+        raise mistakes.exceptions[0] from None
 
 
 async def _until_stopped(url: str, catalog: Catalog, work: Coroutine[Any, Any, None]) -> None:

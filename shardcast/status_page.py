@@ -55,10 +55,10 @@ def render_page(health: Mapping[str, Any]) -> str:
 
 
 def _tiles(health: Mapping[str, Any]) -> str:
-    behind = health.get("behind_s", 0.0)
+    behind = ("unknown", "") if not health.get("following", True) else (f"{health.get('behind_s', 0.0):.0f}", " s")
     tiles = [
         (_text(health.get("complete")), "", "newest version here"),
-        (f"{behind:.0f}" if behind else "0", " s", "behind the newest"),
+        (*behind, "behind the newest"),
         (f"{health.get('mbytes_per_s_out', 0.0):.1f}", " MB/s", "sent now"),
         (f"{health.get('mbytes_per_s_in', 0.0):.1f}", " MB/s", "received now"),
         (f"{health.get('bytes_sent', 0) / 2**30:.1f}", " GiB", "sent since the start"),

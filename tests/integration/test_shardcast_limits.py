@@ -27,6 +27,8 @@ from tests.shardcast_network import (
     KEYS,
     SHARD,
     SOON,
+    STRANGER,
+    FakeSource,
     assert_same,
     client,
     make_version,
@@ -34,6 +36,7 @@ from tests.shardcast_network import (
     publish,
     relay_in_process,
     reserve_port,
+    run_command,
     until,
     whole,
 )
@@ -171,6 +174,46 @@ async def test_more_than_can_be_sent_soon_is_refused_and_who_comes_from_elsewher
             elsewhere = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
             async with aiohttp.ClientSession(connector=elsewhere) as other:
                 assert len(await (await other.get(shard)).read()) == SHARD
+            for answer in answers:
+                answer.close()
+
+
+async def test_a_relay_that_is_its_own_origin_says_so(tmp_path: Path) -> None:
+    port = str(reserve_port())
+    status, _, err = await run_command(
+        "relay", "--origin", f"http://localhost:{port}", "--trainer-key", KEYS[0],
+        "--data-dir", str(tmp_path), "--host", "127.0.0.1", "--port", port,
+    )  # fmt: skip
+    assert status == 2 and f"http://localhost:{port} is this relay itself" in err, err
+
+
+async def test_a_relay_that_can_have_nothing_counts_how_long(tmp_path: Path) -> None:
+    strange = FakeSource(make_version(tmp_path / "v0", signer=STRANGER))
+    async with (
+        asyncio.timeout(SOON),
+        strange.serving() as source,
+        relay_in_process(tmp_path / "relay", source) as (url, catalog),
+        aiohttp.ClientSession() as session,
+    ):
+        await until(lambda: "can't follow" in str(catalog.health()["status"]))
+        health = catalog.health()
+        assert (health["head"], health["following"]) == (None, False)
+        assert "nothing is here" in str(health["status"])
+        await until(lambda: float(str(catalog.health()["behind_s"])) > 0)
+        assert ">unknown<" in await (await session.get(url)).text()
+        lag = catalog.metrics.registry.get_sample_value("rollswarm_shardcast_lag_seconds")
+        assert lag is not None and lag > 0
+
+
+async def test_a_relay_that_hears_from_its_origin_is_not_behind(tmp_path: Path) -> None:
+    async with (
+        asyncio.timeout(SOON),
+        origin_in_process(tmp_path / "origin") as (url, origin),
+        relay_in_process(tmp_path / "relay", url) as (_, catalog),
+    ):
+        await publish(url, origin, make_version(tmp_path / "v1", 1))
+        await whole(catalog, 1)
+        await until(lambda: (catalog.health()["behind_s"], catalog.health()["following"]) == (0.0, True))
 
 
 async def test_a_version_that_is_being_read_makes_no_way(tmp_path: Path) -> None:

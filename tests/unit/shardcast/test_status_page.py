@@ -51,6 +51,11 @@ def test_trouble_is_said_first() -> None:
     assert "can&#x27;t follow &lt;at all&gt;" in page and "all is well" not in page
 
 
+def test_who_cant_follow_doesnt_know_how_far_behind_it_is() -> None:
+    page = render_page({**RELAY, "following": False})
+    assert ">unknown<" in page and ">12<" not in page
+
+
 def test_an_origin_without_versions_has_a_page() -> None:
     page = render_page({"role": "origin", "status": "ok", "head": None, "versions": [], "sources": []})
     assert "shardcast origin" in page and "none yet" in page and "On its way" not in page
