@@ -11,8 +11,8 @@ import asyncio
 import json
 import re
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -35,6 +35,8 @@ _SOCKET_BUFFER_BYTES = MIB
 _HEAD_MAX_BYTES = 4096
 _PEERS_MAX_BYTES = 64 * 1024
 _MAX_ID = 64
+_WHY_BYTES = 1024
+_RETRY_AFTER_MAX_S = 60.0
 SHARD_HEADER = "X-Shardcast-Shard"
 SERVER_HEADER = "X-Shardcast-Server"
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
@@ -48,6 +50,14 @@ class Misbehaved(SourceFault):
 
 class Unavailable(SourceFault):
     """The source failed in a way that may pass."""
+
+
+class Refused(Unavailable):
+    """The source answered that it doesn't serve this now; for shards it is asked again after `retry_after_s`."""
+
+    def __init__(self, said: str, retry_after_s: float) -> None:
+        super().__init__(said)
+        self.retry_after_s = retry_after_s
 
 
 class NotYet(Unavailable):
@@ -110,6 +120,8 @@ class Source:
         self._session = session
         self._limits = limits
         self._asker = asker
+        self._refused: Refused | None = None  # the last time that a shard was asked for
+        self._refused_until = 0.0
 
     async def head(self, after: int | None, wait_s: float) -> Head | None:
         """What the source says its head is, once it is above `after`; None if nothing came within `wait_s`.
@@ -120,7 +132,7 @@ class Source:
         async with self._get("/v1/head", wait_s, params=query) as response:
             if response.status == 204:
                 return None
-            self._check_status(response, 200)
+            await self._check_status(response, 200)
             body = await self._read_small(response, _HEAD_MAX_BYTES)
         return _parse_head(self.url, body)
 
@@ -128,7 +140,7 @@ class Source:
         """The signed manifest of a version as the source has it, unchecked. `at_hand`: only if it needn't get it first."""
         headers = Asker(Kind.PEER, "none").header() if at_hand else None  # who is asked so looks no further
         async with self._get(f"/v1/manifests/{version}", self._limits.shard_wait_s, headers=headers) as response:
-            self._check_status(response, 200)
+            await self._check_status(response, 200)
             body = await self._read_small(response, self._limits.max_envelope_bytes)
         try:
             return envelope_from_json(body, self._limits.max_envelope_bytes)
@@ -140,7 +152,7 @@ class Source:
         async with self._get("/v1/keys", 0.0) as response:
             if response.status in (404, 405, 501):
                 return []
-            self._check_status(response, 200)
+            await self._check_status(response, 200)
             body = await self._read_small(response, MAX_CHAIN_BYTES)
         try:
             return chain_from_json(body)
@@ -156,7 +168,7 @@ class Source:
         async with self._get(f"/v1/have/{total}", wait_s, params=query) as response:
             if response.status == 204:
                 return None
-            self._check_status(response, 200)
+            await self._check_status(response, 200)
             body = await self._read_small(response, MAX_HAVE_BYTES)
         try:
             return parse_have(body, count)
@@ -172,15 +184,16 @@ class Source:
         headers = {"Prefer": f"wait={wait:.0f}"}
         if offset:
             headers["Range"] = f"bytes={offset}-"
-        async with self._get(f"/v1/shards/{digest}", wait, headers=headers) as response:
-            self._check_status(response, 206 if offset else 200)
-            self._check_length(response, size, offset)
-            await self._pump(response, size - offset, write)
+        with self._heeding():
+            async with self._get(f"/v1/shards/{digest}", wait, headers=headers) as response:
+                await self._check_status(response, 206 if offset else 200)
+                self._check_length(response, size, offset)
+                await self._pump(response, size - offset, write)
 
     async def torrent(self, version: int, size: int) -> bytes:
         """The torrent of a version, unchecked; never more than `size` bytes. Raises Misbehaved, Unavailable."""
         async with self._get(f"/v1/torrents/{version}", self._limits.shard_wait_s) as response:
-            self._check_status(response, 200)
+            await self._check_status(response, 200)
             return await self._read_small(response, size)
 
     async def peers(self, version: int, port: int | None) -> Peers:
@@ -190,7 +203,7 @@ class Source:
         """
         body = json.dumps({"port": port}).encode("ascii")
         async with self._get(f"/v1/peers/{version}", 0.0, method="POST", data=body) as response:
-            self._check_status(response, 200)
+            await self._check_status(response, 200)
             answer = await self._read_small(response, _PEERS_MAX_BYTES)
         try:
             return parse_peers(answer, await self._address())
@@ -216,16 +229,17 @@ class Source:
         """
         body = wanted.to_bytes(count // 8 + 1, "little")
         query = {"wait": f"{wait_s:.3f}", "as": name}
-        async with self._get(f"/v1/next/{version}", wait_s, method="POST", params=query, data=body) as response:
-            server_id = response.headers.get(SERVER_HEADER, "")[:_MAX_ID]
-            if response.status == 204:
-                yield Offer(None, server_id, response, self)
-                return
-            self._check_status(response, 200)
-            index = response.headers.get(SHARD_HEADER, "")
-            if not (index.isascii() and index.isdigit() and len(index) < 8 and int(index) < count):
-                raise Misbehaved(f"{self.url}: doesn't say which shard it gives")
-            yield Offer(int(index), server_id, response, self)
+        with self._heeding():
+            async with self._get(f"/v1/next/{version}", wait_s, method="POST", params=query, data=body) as response:
+                server_id = response.headers.get(SERVER_HEADER, "")[:_MAX_ID]
+                if response.status == 204:
+                    yield Offer(None, server_id, response, self)
+                    return
+                await self._check_status(response, 200)
+                index = response.headers.get(SHARD_HEADER, "")
+                if not (index.isascii() and index.isdigit() and len(index) < 8 and int(index) < count):
+                    raise Misbehaved(f"{self.url}: doesn't say which shard it gives")
+                yield Offer(int(index), server_id, response, self)
 
     async def read_offer(self, response: aiohttp.ClientResponse, size: int, write: WriteChunks) -> None:
         """Stream an offered shard into `write`. What came before a fault has been written."""
@@ -268,7 +282,7 @@ class Source:
             else:
                 response.close()
 
-    def _check_status(self, response: aiohttp.ClientResponse, expected: int) -> None:
+    async def _check_status(self, response: aiohttp.ClientResponse, expected: int) -> None:
         status = response.status
         if 300 <= status < 400:
             target = response.headers.get("Location", "?")
@@ -283,7 +297,36 @@ class Source:
             raise NotYet(f"{self.url}: doesn't have the shard yet")
         if 200 <= status < 300 or status == 416:
             raise Misbehaved(f"{self.url}: answers {status} where {expected} is due")
-        raise Unavailable(f"{self.url}: answers {status} {response.reason or ''}".rstrip())
+        answer = f"{self.url}: answers {status} {response.reason or ''}".rstrip()
+        why = await self._why(response)
+        raise Refused(f"{answer}: {why}" if why else answer, _retry_after_s(response))
+
+    async def _why(self, response: aiohttp.ClientResponse) -> str:
+        """What the source says of its refusal, as one line; empty if it says nothing."""
+        try:
+            async with asyncio.timeout(self._limits.read_timeout_s):
+                body = await response.content.readexactly(_WHY_BYTES + 1)
+        except asyncio.IncompleteReadError as whole:
+            body = whole.partial
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return ""
+        try:
+            said = json.loads(body)["error"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return ""
+        return "".join(each if each.isprintable() else " " for each in said) if isinstance(said, str) else ""
+
+    @contextmanager
+    def _heeding(self) -> Iterator[None]:
+        """Ask for no shard before the time that the source named when it refused the last. Raises Unavailable."""
+        clock = asyncio.get_running_loop().time
+        if self._refused is not None and clock() < self._refused_until:
+            raise Unavailable(str(self._refused))
+        try:
+            yield
+        except Refused as refused:
+            self._refused, self._refused_until = refused, clock() + refused.retry_after_s
+            raise
 
     def _check_length(self, response: aiohttp.ClientResponse, size: int, offset: int) -> None:
         if response.content_length != size - offset:
@@ -382,6 +425,12 @@ async def _let_gather(response: aiohttp.ClientResponse, pause: float) -> None:
         await asyncio.sleep(pause)
     finally:
         transport.resume_reading()
+
+
+def _retry_after_s(response: aiohttp.ClientResponse) -> float:
+    """Seconds that a source asks to be left alone for, within reason; 0 if it doesn't."""
+    text = response.headers.get("Retry-After", "")
+    return min(float(text), _RETRY_AFTER_MAX_S) if text.isascii() and text.isdigit() and len(text) < 16 else 0.0
 
 
 def _parse_head(url: str, body: bytes) -> Head:

@@ -91,6 +91,45 @@ async def test_a_source_that_misbehaves_is_dropped_and_named(
             assert alone.store.versions == [] and not list((tmp_path / "alone" / "versions").iterdir())
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            b'{"error": "this relay sent all\\u001b[31m"}',
+            r"answers 503 Service Unavailable: this relay sent all \[31m$",
+        ),
+        (json.dumps({"error": "x" * 5000}).encode(), "answers 503 Service Unavailable$"),
+        (b'{"error": 7}', "answers 503 Service Unavailable$"),
+        (b"[" * 1000, "answers 503 Service Unavailable$"),
+        (b"", "answers 503 Service Unavailable$"),
+    ],
+)
+async def test_why_a_source_refuses_is_said_and_heeded(tmp_path: Path, body: bytes, said: str) -> None:
+    async def refuse(request: web.Request, data: bytes) -> web.StreamResponse:
+        return web.Response(status=503, body=body, headers={"Retry-After": "2678400"})
+
+    source = FakeSource(make_version(tmp_path / "v0"), shard=refuse)
+    async with asyncio.timeout(SOON), source.serving() as url, client([url], tmp_path / "cache") as worker:
+        with pytest.raises(SourceFault, match=said):
+            await worker.fetch(0)
+    assert len(source.asked) == 1
+
+
+async def test_who_asked_to_be_left_alone_for_a_moment_is_asked_again_after_it(tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    at: list[float] = []
+
+    async def refuse_once(request: web.Request, data: bytes) -> web.StreamResponse:
+        at.append(loop.time())
+        return web.Response(status=503, headers={"Retry-After": "1"}) if len(at) == 1 else serve_range(request, data)
+
+    version = make_version(tmp_path / "v0")
+    source = FakeSource(version, shard=refuse_once)
+    async with asyncio.timeout(SOON), source.serving() as url, client([url], tmp_path / "cache") as worker:
+        assert_same(await worker.fetch(0), version)
+    assert at[1] - at[0] >= 1.0
+
+
 async def test_a_source_that_trickles_or_falls_silent_is_left(tmp_path: Path) -> None:
     version = make_version(tmp_path / "v0")
     ended = asyncio.Event()

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from protocol.errors import SourceFault
 from protocol.terms import WELL_KNOWN_PATH
 from shardcast.catalog import Catalog
 from shardcast.config import ClientLimits, ServerLimits
@@ -117,6 +118,11 @@ async def test_a_relay_whose_month_is_used_up_sends_clients_elsewhere(tmp_path: 
         health = await (await session.get(f"{spent_url}/healthz")).json()
         assert health["quota_left_bytes"] == 0 and "this month" in health["status"]
         assert "left of this month" in await (await session.get(spent_url)).text()
+        async with client([spent_url], tmp_path / "alone") as worker:
+            with pytest.raises(
+                SourceFault, match="503 Service Unavailable: this relay sent all that it may this month"
+            ):
+                await worker.fetch(1)
         async with client([spent_url, free_url], tmp_path / "cache") as worker:
             assert_same(await worker.fetch(1, version.digest), version)
 

@@ -31,6 +31,7 @@ def test_an_answer_is_read() -> None:
         {"peers": [], "again_s": 0},
         {"peers": [], "again_s": 1e9},
         {"peers": [], "again_s": "nan"},
+        {"peers": [], "again_s": 10**400},
         [],
     ],
 )
@@ -58,6 +59,18 @@ def test_what_no_honest_server_says_is_refused(fields: Any) -> None:
         ("224.0.0.1", "10.0.0.1", False),
         ("224.0.0.1", "", False),
         ("0.0.0.0", "127.0.0.1", False),
+        ("2002:c0a8:101::1", "1.1.1.1", False),  # 6to4 of 192.168.1.1
+        ("2002:c0a8:101::1", "", False),
+        ("2002:808:808::1", "1.1.1.1", True),
+        ("64:ff9b::7f00:1", "1.1.1.1", False),  # NAT64 of 127.0.0.1
+        ("64:ff9b::7f00:1", "10.0.0.1", False),
+        ("64:ff9b::808:808", "1.1.1.1", True),
+        ("64:ff9b:1::a00:1", "1.1.1.1", False),
+        ("2001:0:c000:200::f5ff:fffe", "1.1.1.1", False),  # Teredo of 10.0.0.1
+        ("::192.168.1.1", "1.1.1.1", False),
+        ("fec0::1", "1.1.1.1", False),
+        ("fec0::1", "", False),
+        ("2a00::1", "1.1.1.1", True),
     ],
 )
 def test_a_server_on_the_internet_sends_nobody_knocking_at_home(peer: str, server: str, allowed: bool) -> None:
