@@ -93,7 +93,7 @@ def relay(
 
     options = serve.RelayOptions(
         origins=origin,
-        peers=peer or [],
+        peers=[each for each in peer or () if each],  # deploy/relay gives an empty one
         trainer_keys=trainer_key,
         data_dir=data_dir,
         host=host,

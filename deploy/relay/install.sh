@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # A relay as a systemd service, by one command from a checkout of this repository, as root:
-#   ORIGIN=https://… TRAINER_KEY=ed25519:… bash deploy/relay/install.sh
-# Environment: PORT (8601), MAX_MBIT (200), MAX_DISK_GIB (100), MONTHLY_GIB (1000). Running it again updates the program and keeps the weights.
+#   ORIGIN=http://… TRAINER_KEY=ed25519:… COORDINATOR='https://…' bash deploy/relay/install.sh
+# Environment: COORDINATOR (none), PEER (none), PORT (8601), MAX_MBIT (200), MAX_DISK_GIB (100), MONTHLY_GIB (1000); README.md says what they are.
+# Running it again updates the program and keeps the weights.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-: "${ORIGIN:?set ORIGIN to the URL of the origin or of another relay; the operator of the run tells it}"
+: "${ORIGIN:?set ORIGIN to the URL of a relay of the run, or of its origin; the operator of the run tells it}"
 : "${TRAINER_KEY:?set TRAINER_KEY to the key id of the trainer, ed25519:…; the operator of the run tells it}"
 PORT=${PORT:-8601}
 HOME_FOLDER=${HOME_FOLDER:-/opt/rollswarm}
@@ -19,6 +20,8 @@ umask 077
 cat >/etc/rollswarm/relay.env <<END
 ORIGIN=$ORIGIN
 TRAINER_KEY=$TRAINER_KEY
+COORDINATOR=${COORDINATOR:-}
+PEER=${PEER:-}
 PORT=$PORT
 MAX_MBIT=${MAX_MBIT:-200}
 MAX_DISK_GIB=${MAX_DISK_GIB:-100}
@@ -26,5 +29,8 @@ MONTHLY_GIB=${MONTHLY_GIB:-1000}
 END
 install -m 644 deploy/relay/rollswarm-relay.service /etc/systemd/system/rollswarm-relay.service
 systemctl daemon-reload
-systemctl enable --now rollswarm-relay
-echo "running; from another machine try:  curl http://THIS-HOST:$PORT/healthz   then tell the run's operator the URL"
+systemctl enable rollswarm-relay
+systemctl restart rollswarm-relay
+echo "running: at most ${MAX_MBIT:-200} Mbit/s, ${MAX_DISK_GIB:-100} GiB of disk, ${MONTHLY_GIB:-1000} GiB sent a month, then nothing until the next"
+[ -n "${COORDINATOR:-}${PEER:-}" ] || echo "it knows no other relay: set COORDINATOR to the URL that workers join by, and run this again"
+echo "from another machine try:  curl http://THIS-HOST:$PORT/healthz   then tell the run's operator the URL"

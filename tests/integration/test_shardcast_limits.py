@@ -189,6 +189,7 @@ async def test_a_relay_that_is_its_own_origin_says_so(tmp_path: Path) -> None:
     status, _, err = await run_command(
         "relay", "--origin", f"http://localhost:{port}", "--trainer-key", KEYS[0],
         "--data-dir", str(tmp_path), "--host", "127.0.0.1", "--port", port,
+        "--coordinator=", "--peer=",
     )  # fmt: skip
     assert status == 2 and f"http://localhost:{port} is this relay itself" in err, err
 
