@@ -139,7 +139,9 @@ class KeyRing:
         """Raise BadSignature unless the key signs this version of the run."""
         first = self._first.get((run_id, key_id))
         if key_id not in self.pinned and first is None:
-            raise BadSignature(f"signed by {key_id[:24]}…, which is not a key this run pins")
+            raise BadSignature(
+                f"signed by {key_id[:24]}…, which is not a key this run pins: is it another run's, or --trainer-key mistyped?"
+            )
         last = self._last.get((run_id, key_id))
         if last is not None and version > last:
             raise BadSignature(f"signed by {key_id[:24]}…, which was rotated away after version {last}")

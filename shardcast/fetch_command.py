@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -14,9 +15,16 @@ from protocol.trust import why_unreachable
 from shardcast.client import Progress, ShardcastClient
 from shardcast.config import ClientLimits, parse_source
 from shardcast.progress import shown
+from shardcast.status_page import amount, text_of
 from shardcast.swarm import Swarm, SwarmConfig
 
 _STATUS_TIMEOUT_S = 10.0
+_RATES = {
+    "behind_s": ("behind", "s"),
+    "mbytes_per_s_out": ("sent now", "MB/s"),
+    "mbytes_per_s_in": ("received now", "MB/s"),
+}
+_AMOUNTS = {"bytes_sent": "sent", "quota_left_bytes": "quota left"}
 
 
 async def run(
@@ -70,13 +78,27 @@ async def show_status(url: str) -> None:
         raise SourceFault(f"{base} can't be asked: {why_unreachable(error)}") from error
     if not isinstance(health, dict):
         raise SourceFault(f"{base} doesn't answer like an origin or a relay")
+    for line in status_lines(health):
+        print(line)
+
+
+def status_lines(health: Mapping[str, Any]) -> Iterator[str]:
+    """What a server says of itself, for a person. It may say anything."""
     for key, value in health.items():
-        if key not in ("sources", "receiving"):
-            print(f"{key:<16} {value}")
+        if key in _RATES:
+            name, unit = _RATES[key]
+            text = f"{value} {unit}" if key != "behind_s" or health.get("following", True) else "unknown"
+        elif key in _AMOUNTS and isinstance(value, int):
+            name, text = _AMOUNTS[key], " ".join(amount(value))
+        elif key in ("sources", "receiving", "following"):
+            continue
+        else:
+            name, text = key, text_of(value)
+        yield f"{name:<16} {text}"
     for each in health.get("receiving", ()):
-        print(f"receiving        version {each.get('version')}: {each.get('have')} of {each.get('of')} shards")
+        yield f"receiving        version {each.get('version')}: {each.get('have')} of {each.get('of')} shards"
     for source in health.get("sources", ()):
-        print(f"source           {source.get('url')}: {source.get('state')} {source.get('last_fault')}".rstrip())
+        yield f"source           {source.get('url')}: {source.get('state')} {source.get('last_fault')}".rstrip()
 
 
 def _digest(text: str | None) -> Digest | None:

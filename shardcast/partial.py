@@ -30,16 +30,17 @@ class DiskFullError(UserError):
 
 
 @contextlib.contextmanager
-def disk_errors(folder: Path) -> Iterator[None]:
-    """Turn "no space left" into DiskFullError with the folder and the way out."""
+def disk_errors(folder: Path, what: str = "") -> Iterator[None]:
+    """Turn "no space left" into DiskFullError with the folder, `what` was to be written, and the way out."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         free = shutil.disk_usage(folder).free // 2**20
+        taking = f" and can't take {what}" if what else ""
         raise DiskFullError(
-            f"the disk of {folder} is full ({free} MiB free): make room or keep fewer versions"
+            f"the disk of {folder} is full ({free} MiB free){taking}: make room or keep fewer versions"
         ) from error
 
 
@@ -133,7 +134,8 @@ class PartialVersion:
 
         Raises DiskFullError.
         """
-        with disk_errors(self.folder.parent):
+        size = f"{self.manifest.total_bytes / 2**20:.1f} MiB"
+        with disk_errors(self.folder.parent, f"version {self.manifest.policy_version} of {size}"):
             self.folder.mkdir(exist_ok=True)
             for file in self.manifest.files:
                 _reserve(self.folder / file.path, file.size)

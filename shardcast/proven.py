@@ -79,19 +79,22 @@ class Proven:
         deadline = self._clock() + self._limits.deadline_s
         while True:
             pool = self._pool()
-            absent = 0
+            absent: list[Source] = []
             sources = pool.usable()
             for source in sources:
                 try:
                     return await self._manifest_from(source, version, expected)
                 except Unknown as fault:
-                    absent += 1
+                    absent.append(source)
                     log.info("%s", fault, extra={"action": "manifest", "source": source.url})
                 except SourceFault as fault:
                     pool.failed(source, fault)
             wait = pool.next_ready()
-            if absent == len(sources) and expected is None:
-                raise SourceFault(f"no source has version {version}: {pool.report()}")
+            if len(absent) == len(sources) and expected is None:
+                newest = await asyncio.gather(*(_newest_of(source) for source in absent))
+                asked = {source.url for source in absent}
+                dropped = [f"{stats.last_fault} (dropped)" for url, stats in pool.stats.items() if url not in asked]
+                raise SourceFault(f"no source has version {version}: {'; '.join([*newest, *dropped])}")
             if wait is None or self._clock() + wait > deadline:
                 raise SourceFault(f"no source gave the manifest of version {version}: {pool.report()}")
             await asyncio.sleep(max(wait, _RETRY_PAUSE_S))
@@ -209,6 +212,15 @@ class Proven:
         self._manifests[digest] = (manifest, envelope)
         while len(self._manifests) > _MANIFESTS_KEPT:
             del self._manifests[next(iter(self._manifests))]
+
+
+async def _newest_of(source: Source) -> str:
+    """What a source that lacks a version has instead, as far as it says."""
+    try:
+        head = await source.head(None, 0.0)
+    except SourceFault as fault:
+        return str(fault)
+    return f"{source.url}: its newest is {head.version}" if head else f"{source.url}: nothing was published there yet"
 
 
 def _raise_unless_source_fault(task: asyncio.Task[Head | None]) -> None:

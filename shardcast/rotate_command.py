@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import aiohttp
@@ -14,6 +15,7 @@ from protocol.signing import SignedEnvelope
 from protocol.trust import why_unreachable
 from shardcast.config import parse_source
 from shardcast.publish import next_version
+from shardcast.sources import said_in
 
 _TIMEOUT_S = 30.0
 _MAX_ANSWER_BYTES = 64 * 2**20
@@ -31,8 +33,13 @@ async def run(origin: str, old_key: Path, new_key: Path, after_version: int | No
         raise UserError("nothing was published yet: begin the run with the new key instead")
     after = latest if after_version is None else after_version
     run_id = run_id or await _run_of(base, latest)
-    new, made = keyfile.load_or_create(new_key)
-    await _post(base, sign_rotation(run_id, old, new.key_id, after))
+    new, made = keyfile.load_or_create(new_key)  # before it signs anything: lost, it would end the run
+    try:
+        await _post(base, sign_rotation(run_id, old, new.key_id, after))
+    except UserError:  # the origin didn't take it; where that isn't known, the key stays
+        if made:
+            await asyncio.to_thread(new_key.unlink)
+        raise
     print(f"{'made' if made else 'took'} {new_key}: {new.key_id}")
     print(f"the key {old.key_id} signs no version of run {run_id} above {after}; the new one does")
     print(
@@ -69,9 +76,11 @@ async def _answer(request: aiohttp.client._RequestContextManager, base: str) -> 
                 body += chunk
                 if len(body) > _MAX_ANSWER_BYTES:
                     raise SourceFault(f"{base} doesn't answer like an origin")
+            if response.status >= 500 or response.status == 408:
+                raise OurFault(f"the origin at {base} answers {response.status}: {said_in(body) or 'no reason given'}")
             if response.status != 200:
                 raise UserError(
-                    f"the origin at {base} refuses ({response.status}): {body[:300].decode(errors='replace')}"
+                    f"the origin at {base} refuses ({response.status}): {said_in(body) or 'no reason given'}"
                 )
             return body
     except (aiohttp.ClientError, TimeoutError, OSError) as error:

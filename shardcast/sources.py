@@ -310,11 +310,7 @@ class Source:
             body = whole.partial
         except (TimeoutError, aiohttp.ClientError, OSError):
             return ""
-        try:
-            said = json.loads(body)["error"]
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return ""
-        return "".join(each if each.isprintable() else " " for each in said) if isinstance(said, str) else ""
+        return said_in(body)
 
     @contextmanager
     def _heeding(self) -> Iterator[None]:
@@ -425,6 +421,15 @@ async def _let_gather(response: aiohttp.ClientResponse, pause: float) -> None:
         await asyncio.sleep(pause)
     finally:
         transport.resume_reading()
+
+
+def said_in(body: bytes) -> str:
+    """The error that the body of a refusal holds, as one line; empty if it holds none."""
+    try:
+        said = json.loads(body)["error"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ""
+    return "".join(each if each.isprintable() else " " for each in said) if isinstance(said, str) else ""
 
 
 def _retry_after_s(response: aiohttp.ClientResponse) -> float:

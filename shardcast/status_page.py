@@ -32,6 +32,14 @@ tr:last-child th, tr:last-child td { border-bottom: 0; }
 th { font-weight: 500; white-space: nowrap; }
 td { white-space: nowrap; }
 .wide { white-space: normal; overflow-wrap: anywhere; min-width: 14em; }
+@media (max-width: 40rem) {
+  .stack tr { display: block; border-bottom: 1px solid var(--line); padding: 4px 0; }
+  .stack tr:last-child, .stack td { border-bottom: 0; }
+  .stack tr:has(th) { display: none; }
+  .stack td { display: block; white-space: normal; overflow-wrap: anywhere; padding: 2px 10px; text-align: left; }
+  .stack td:empty { display: none; }
+  .stack td[title]::before { content: attr(title) ": "; color: var(--dim); }
+}
 .n { text-align: right; font-variant-numeric: tabular-nums; }
 progress { width: 100%; min-width: 8em; height: .7em; accent-color: var(--accent); vertical-align: middle; }
 footer { margin-top: 24px; }
@@ -55,20 +63,20 @@ def render_page(health: Mapping[str, Any]) -> str:
 
 
 def _tiles(health: Mapping[str, Any]) -> str:
-    behind = ("unknown", "") if not health.get("following", True) else (f"{health.get('behind_s', 0.0):.0f}", " s")
+    behind = ("unknown", "") if not health.get("following", True) else (f"{health.get('behind_s', 0.0):.0f}", "s")
     tiles = [
-        (_text(health.get("complete")), "", "newest version here"),
+        (text_of(health.get("complete")), "", "newest version here"),
         (*behind, "behind the newest"),
-        (f"{health.get('mbytes_per_s_out', 0.0):.1f}", " MB/s", "sent now"),
-        (f"{health.get('mbytes_per_s_in', 0.0):.1f}", " MB/s", "received now"),
-        (f"{health.get('bytes_sent', 0) / 2**30:.1f}", " GiB", "sent since the start"),
+        (f"{health.get('mbytes_per_s_out', 0.0):.1f}", "MB/s", "sent now"),
+        (f"{health.get('mbytes_per_s_in', 0.0):.1f}", "MB/s", "received now"),
+        (*amount(health.get("bytes_sent", 0)), "sent since the start"),
     ]
     if "quota_left_bytes" in health:
-        tiles.append((f"{health['quota_left_bytes'] / 2**30:.1f}", " GiB", "left of this month's quota"))
+        tiles.append((*amount(health["quota_left_bytes"]), "left of this month's quota"))
     return (
         '<div class="tiles">'
         + "".join(
-            f"<div><b>{escape(value)}<small>{unit}</small></b><span>{label}</span></div>"
+            f"<div><b>{escape(value)}<small> {unit}</small></b><span>{label}</span></div>"
             for value, unit, label in tiles
         )
         + "</div>"
@@ -91,18 +99,19 @@ def _sources(sources: Sequence[Mapping[str, Any]]) -> str:
     rows = "".join(
         f'<tr><td class="wide">{escape(str(source["url"]))}</td><td>{"sibling" if source.get("peer") else "upstream"}</td>'
         f"<td{'' if source['state'] == 'ok' else ' class=bad'}>{escape(str(source['state']))}</td>"
-        f'<td class="n">{source["mbytes_per_s"]}</td><td class="wide">{escape(_fault(source))}</td></tr>'
+        f'<td class="n" title="MB/s per request">{source["mbytes_per_s"]}</td>'
+        f'<td class="wide" title="last fault">{escape(_fault(source)) or "none"}</td></tr>'
         for source in sources
     )
     return (
-        '<h2>Sources</h2><div class="scroll"><table><tr><th>source</th><th></th><th>state</th>'
+        '<h2>Sources</h2><div class="scroll"><table class="stack"><tr><th>source</th><th></th><th>state</th>'
         f'<th class="n">MB/s per request</th><th>last fault</th></tr>{rows}</table></div>'
     )
 
 
 def _facts(health: Mapping[str, Any]) -> str:
     rows = "".join(
-        f'<tr><th>{label}</th><td class="wide">{escape(_text(health.get(key)))}</td></tr>'
+        f'<tr><th>{label}</th><td class="wide">{escape(text_of(health.get(key)))}</td></tr>'
         for label, key in (
             ("newest version announced", "head"),
             ("its digest", "head_digest"),
@@ -119,7 +128,25 @@ def _fault(source: Mapping[str, Any]) -> str:
     return str(source["last_fault"]).removeprefix(f"{source['url']}: ")
 
 
-def _text(value: Any) -> str:
+def amount(count: int) -> tuple[str, str]:
+    """Bytes as a person reads them, with the unit.
+
+    >>> amount(12 * 10**6), amount(3 * 2**40)
+    (('11.4', 'MiB'), ('3.0', 'TiB'))
+    """
+    size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return f"{size:.{0 if units[0] == 'B' else 1}f}", units[0]
+
+
+def text_of(value: Any) -> str:
+    """A fact as a person reads it.
+
+    >>> text_of(None), text_of([]), text_of([5, 6]), text_of(7)
+    ('none yet', 'none yet', '5, 6', '7')
+    """
     if value is None or value == []:
         return "none yet"
     if isinstance(value, list):

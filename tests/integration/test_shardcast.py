@@ -170,7 +170,7 @@ async def test_a_relay_pulls_older_versions_through_and_survives_upstream_loss(t
                 assert head is not None and head.version == 5
                 assert_same(await downstream.fetch(0), old)
                 assert_same(await downstream.fetch(5), new)
-            with pytest.raises(SourceFault, match="no source has version 3"):
+            with pytest.raises(SourceFault, match=rf"no source has version 3: {url}: its newest is 5$"):
                 async with client([url], tmp_path / "cache") as downstream:
                     await downstream.fetch(3)
             assert catalog.store.versions == [0, 5]

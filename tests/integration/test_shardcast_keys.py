@@ -138,8 +138,10 @@ async def test_the_operators_command_rotates_the_key(tmp_path: Path) -> None:
         assert status == 0 and "signs no version of run run above 3" in out, err
         made = keyfile.load(new)
         await publish(url, origin, make_version(tmp_path / "v4", 4, signer=made))
-        status, _, err = await run_command(*arguments, url)
-        assert status == 2 and "400" in err and len(err.strip().splitlines()) == 1
+        third = tmp_path / "third.key"
+        status, _, err = await run_command(*arguments[:3], "--new-key", str(third), "--origin", url)
+        assert status == 2 and "refuses (400): " in err and len(err.strip().splitlines()) == 1
+        assert "{" not in err and not third.exists() and keyfile.load(new) == made
         status, _, err = await run_command("rotate-key", "--old-key", "none", "--new-key", str(new), "--origin", url)
         assert status == 2 and "isn't there" in err
     status, _, err = await run_command(*arguments, "http://127.0.0.1:9")

@@ -37,7 +37,7 @@ def test_the_page_says_what_is_here_and_escapes_what_sources_say() -> None:
         "1 of 9 shards",
         "none yet",
         "24.6",
-        "3.0",
+        "3.0<small> GiB",
         "sibling",
         "all is well",
         ">12<",
@@ -59,3 +59,12 @@ def test_who_cant_follow_doesnt_know_how_far_behind_it_is() -> None:
 def test_an_origin_without_versions_has_a_page() -> None:
     page = render_page({"role": "origin", "status": "ok", "head": None, "versions": [], "sources": []})
     assert "shardcast origin" in page and "none yet" in page and "On its way" not in page
+
+
+def test_little_is_not_shown_as_nothing() -> None:
+    assert "11.4<small> MiB" in render_page({**RELAY, "bytes_sent": 12 * 10**6})
+
+
+def test_on_a_narrow_screen_each_cell_says_what_it_is() -> None:
+    page = render_page(RELAY)
+    assert 'title="MB/s per request">1.5' in page and 'title="last fault">' in page and "max-width" in page
