@@ -3,7 +3,8 @@
 GET /v1/head?after=V&wait=S   200 {"version", "manifest_digest"} once the head is above V; 204 when S seconds passed
 GET /v1/manifests/{version}   the signed manifest; immutable
 GET /v1/shards/{digest}       the bytes; Range, ETag, immutable. `Prefer: wait=S` lets a relay wait for them;
-                              503 with `X-Shardcast: not-yet` when they didn't come in time
+                              503 with `X-Shardcast: not-yet` when they didn't come in time, with `Retry-After` and a
+                              reason when nothing more may be sent this month, or too much waits to be sent
 GET /v1/keys                  rotations of the trainer's key: {"rotations": [envelope, …]}
 GET /v1/have/{total digest}?epoch=E&after=N&wait=S
                               200 which shards of the version are here, from the Nth of list E on (see `have`); 204 when

@@ -32,7 +32,13 @@ tr:last-child th, tr:last-child td { border-bottom: 0; }
 th { font-weight: 500; white-space: nowrap; }
 td { white-space: nowrap; }
 .wide { white-space: normal; overflow-wrap: anywhere; min-width: 14em; }
+.n { text-align: right; font-variant-numeric: tabular-nums; }
+progress { width: 100%; min-width: 8em; height: .7em; accent-color: var(--accent); vertical-align: middle; }
+footer { margin-top: 24px; }
+a { color: var(--accent); }
 @media (max-width: 40rem) {
+  th { white-space: normal; }
+  .wide { min-width: 0; }
   .stack tr { display: block; border-bottom: 1px solid var(--line); padding: 4px 0; }
   .stack tr:last-child, .stack td { border-bottom: 0; }
   .stack tr:has(th) { display: none; }
@@ -40,10 +46,6 @@ td { white-space: nowrap; }
   .stack td:empty { display: none; }
   .stack td[title]::before { content: attr(title) ": "; color: var(--dim); }
 }
-.n { text-align: right; font-variant-numeric: tabular-nums; }
-progress { width: 100%; min-width: 8em; height: .7em; accent-color: var(--accent); vertical-align: middle; }
-footer { margin-top: 24px; }
-a { color: var(--accent); }
 """
 
 
