@@ -88,17 +88,21 @@ def status_lines(health: Mapping[str, Any]) -> Iterator[str]:
         if key in _RATES:
             name, unit = _RATES[key]
             text = f"{value} {unit}" if key != "behind_s" or health.get("following", True) else "unknown"
-        elif key in _AMOUNTS and isinstance(value, int):
+        elif key in _AMOUNTS and isinstance(value, int) and 0 <= value < 2**63:
             name, text = _AMOUNTS[key], " ".join(amount(value))
         elif key in ("sources", "receiving", "following"):
             continue
         else:
             name, text = key, text_of(value)
         yield f"{name:<16} {text}"
-    for each in health.get("receiving", ()):
+    for each in _objects(health.get("receiving")):
         yield f"receiving        version {each.get('version')}: {each.get('have')} of {each.get('of')} shards"
-    for source in health.get("sources", ()):
+    for source in _objects(health.get("sources")):
         yield f"source           {source.get('url')}: {source.get('state')} {source.get('last_fault')}".rstrip()
+
+
+def _objects(value: Any) -> list[Mapping[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def _digest(text: str | None) -> Digest | None:

@@ -37,3 +37,5 @@ def test_who_cant_follow_doesnt_know_how_far_behind_it_is() -> None:
 
 def test_a_server_may_say_anything() -> None:
     assert list(status_lines({"bytes_sent": "x", "head": {}})) == ["bytes_sent       x", "head             {}"]
+    assert list(status_lines({"sources": [7], "receiving": "x"})) == []
+    assert len(list(status_lines({"bytes_sent": 10**400, "quota_left_bytes": -1}))) == 2
