@@ -12,7 +12,8 @@ EXTRAS=${EXTRAS:-dev}
   exit 1
 }
 [ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
-PIP=("$VENV/bin/python" -m pip install --quiet --disable-pip-version-check)
+# Python compiles what is imported, when it first is; pip would compile all of torch and vLLM, most of the installation's time.
+PIP=("$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile)
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
