@@ -6,6 +6,7 @@ verifier killed at any point leaves either no trace or the whole verdict.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -16,11 +17,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from coordinator import evidence, verdicts
 from coordinator.evidence import Alarm
 from coordinator.store import database, events, groups, hardware, rollouts, workers
-from coordinator.store.database import Database, Turn
+from coordinator.store.database import Database, Lane
 from coordinator.store.evidence import Book
 from coordinator.verdicts import Rules
 from protocol.ledger import Entry, EntryKind
 from protocol.rollout import Outcome, Verdict
+
+log = logging.getLogger(__name__)
 
 _AT_ONCE = 128
 
@@ -32,7 +35,7 @@ class _Alarmed(Exception):
 async def record(db: Database, found: Mapping[str, Verdict], *, verifier: str, rules: Rules) -> None:
     """Write verdicts by rollout, so many in a transaction that it is short; if one can't be written, the others are.
 
-    Those that accept take their turn beside other writers; what may end in a ban is written alone.
+    Those that accept are written beside other writers; what may end in a ban is written alone.
     """
     accepted = {key: verdict for key, verdict in found.items() if verdict.outcome is Outcome.ACCEPTED}
     others = {key: verdict for key, verdict in found.items() if key not in accepted}
@@ -40,21 +43,29 @@ async def record(db: Database, found: Mapping[str, Verdict], *, verifier: str, r
         try:
             await _record(db, some, verifier, rules)
         except IntegrityError:
-            for rollout_id, verdict in some.items():
-                await _record(db, {rollout_id: verdict}, verifier, rules)
+            await _record_each(db, some, verifier, rules)
+
+
+async def _record_each(db: Database, found: Mapping[str, Verdict], verifier: str, rules: Rules) -> None:
+    """One by one. What can't be written is claimed again when its claim runs out, and given up in the end."""
+    for rollout_id, verdict in found.items():
+        try:
+            await _record(db, {rollout_id: verdict}, verifier, rules)
+        except IntegrityError:
+            log.exception("a verdict contradicts what is stored", extra={"action": "verdict", "rollout_id": rollout_id})
 
 
 async def _record(db: Database, found: Mapping[str, Verdict], verifier: str, rules: Rules) -> None:
     accept = all(verdict.outcome is Outcome.ACCEPTED for verdict in found.values())
     try:
-        await _record_in(Turn.VERDICTS if accept else Turn.ALONE, db, found, verifier, rules)
+        await _record_in(Lane.VERDICTS if accept else Lane.ALONE, db, found, verifier, rules)
     except _Alarmed:
-        await _record_in(Turn.ALONE, db, found, verifier, rules)
+        await _record_in(Lane.ALONE, db, found, verifier, rules)
 
 
-async def _record_in(turn: Turn, db: Database, found: Mapping[str, Verdict], verifier: str, rules: Rules) -> None:
-    async with db.write(turn) as connection:
-        at, alone = await database.now(connection), turn is Turn.ALONE
+async def _record_in(lane: Lane, db: Database, found: Mapping[str, Verdict], verifier: str, rules: Rules) -> None:
+    async with db.write(lane) as connection:
+        at, alone = await database.now(connection), lane is Lane.ALONE
         await record_all(connection, found, verifier=verifier, at=at, rules=rules, alone=alone)
 
 
@@ -74,7 +85,7 @@ async def record_all(
 ) -> int:
     """Write verdicts by rollout; how many were written. One whose claim this verifier no longer holds is not.
 
-    `alone`: whether the transaction has `Turn.ALONE`, which all but acceptance needs.
+    `alone`: whether the transaction has `Lane.ALONE`, which all but acceptance needs.
     """
     rows = {
         row.rollout_id: row

@@ -17,7 +17,7 @@ from protocol.trust import Trust, is_loopback, why_unreachable
 log = logging.getLogger(__name__)
 
 _TIMEOUT = aiohttp.ClientTimeout(total=15)
-_NAMELESS_TRIES = 3  # a network that is only just up may not know a name yet
+_NAMELESS_S = 30.0  # a network that is only just up may not know a name yet
 _NO_COORDINATOR = (301, 302, 307, 308, 400, 401, 403, 404, 405)
 
 
@@ -30,7 +30,8 @@ async def fetch_terms(
     exist, a certificate that can't be believed, or gRPC endpoints that are less guarded than the URL.
     """
     trust = Trust(coordinator) if isinstance(coordinator, str) else coordinator
-    backoff, begun, nameless = Backoff(), time.monotonic(), 0
+    backoff, begun = Backoff(), time.monotonic()
+    nameless_since: float | None = None
     while True:
         try:
             terms = await _ask(trust)
@@ -44,8 +45,9 @@ async def fetch_terms(
             if mendable is not None:
                 raise mendable from None
             problem = f"cannot reach {trust.url} ({why_unreachable(error)})"
-            nameless += _no_such_host(error)
-            if nameless >= _NAMELESS_TRIES:
+            now = time.monotonic()
+            nameless_since = (nameless_since or now) if _no_such_host(error) else None
+            if nameless_since is not None and now - nameless_since >= min(_NAMELESS_S, patience_s or _NAMELESS_S):
                 raise UserError(
                     f"there is no host {trust.host!r}: check the spelling of --coordinator, and that this machine is online"
                 ) from None

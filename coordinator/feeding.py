@@ -17,7 +17,7 @@ from coordinator.groups import Drop, Member, Reopen, Serve
 from coordinator.scheduling import Scheduling
 from coordinator.store import database, events, groups, leases, rollouts, versions
 from coordinator.store import tables as t
-from coordinator.store.database import Database, Turn, among
+from coordinator.store.database import Database, Lane, among
 from coordinator.store.groups import unpack_tokens
 from coordinator.withdrawal import Withdrawal, withdraw
 from protocol.errors import UserError
@@ -93,7 +93,7 @@ class Feeding:
                 news = bool(await groups.candidates(connection, await database.now(connection), 1))
         if not news:
             return []
-        async with self._db.write(Turn.FEEDING) as connection:
+        async with self._db.write(Lane.FEEDING) as connection:
             at = await database.now(connection)
             await self._open_batch(connection, batch, trainer_version, at)
             assigned = await groups.of_batch(connection, batch)

@@ -15,7 +15,7 @@ from sqlalchemy.exc import IntegrityError
 from coordinator import admission, verdicts
 from coordinator.admission import Accepted, Limits, Refused
 from coordinator.store import database, leases, rollouts, versions
-from coordinator.store.database import Database, Turn
+from coordinator.store.database import Database, Lane
 from coordinator.store.leases import Held
 from coordinator.store.rollouts import NewRollout
 from coordinator.store.versions import Named
@@ -136,7 +136,7 @@ class Intake:
 
     async def _store(self, submissions: Sequence[Submission]) -> Sequence[SignedEnvelope | Exception]:
         """Receive several in one transaction. Raises IntegrityError if another replica took one in at the same moment."""
-        async with self._db.write(Turn.ROWS) as connection:
+        async with self._db.write(Lane.ROWS) as connection:
             at = await database.now(connection)
             # Leases first, and locked: of the same bytes that another replica is taking in, the receipt is seen afterwards.
             held = await leases.held(connection, (each.rollout.lease_id for each in submissions))

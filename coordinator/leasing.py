@@ -18,7 +18,7 @@ from coordinator.grouping import EnvironmentShare, GroupMaker
 from coordinator.hardware import HardwareRules
 from coordinator.scheduling import EXACT, Freshness, Scheduling
 from coordinator.store import database, leases, versions, workers
-from coordinator.store.database import Database, Turn
+from coordinator.store.database import Database, Lane
 from coordinator.store.leases import Held
 from coordinator.together import Together
 from protocol import lease as lease_rules
@@ -78,7 +78,7 @@ class Leasing:
 
     async def acquire_many(self, requests: Sequence[Request]) -> list[Granted | WorkerFault]:
         """Grant leases to several workers in one transaction, the first first."""
-        async with self._db.write(Turn.GRANTS) as connection:
+        async with self._db.write(Lane.GRANTS) as connection:
             at = await database.now(connection)
             await self._expire(connection, at)
             return await self._granting.grant(connection, requests, at)
@@ -97,7 +97,7 @@ class Leasing:
 
     async def _renew_many(self, asked: Sequence[Progress]) -> list[tuple[list[Renewal], int]]:
         """What several workers report, in one transaction."""
-        async with self._db.write(Turn.ROWS) as connection:
+        async with self._db.write(Lane.ROWS) as connection:
             at = await database.now(connection)
             held = await leases.held(connection, (lease_id for _, progress in asked for lease_id, _ in progress))
             head = await versions.head(connection)
@@ -144,7 +144,7 @@ class Leasing:
         return await self._returning.do((worker_id, tuple(lease_ids)))
 
     async def _give_back_many(self, asked: Sequence[Returned]) -> list[int]:
-        async with self._db.write(Turn.ROWS) as connection:
+        async with self._db.write(Lane.ROWS) as connection:
             held = await leases.held(connection, (lease_id for _, ids in asked for lease_id in ids))
             ended: dict[str, Lease] = {}
             counts = []
@@ -182,7 +182,7 @@ class Leasing:
 
     async def expire(self) -> int:
         """Free what is overdue; how many leases there were."""
-        async with self._db.write(Turn.ROWS) as connection:
+        async with self._db.write(Lane.ROWS) as connection:
             return await self._expire(connection, await database.now(connection))
 
     async def _expire(self, connection: AsyncConnection, at: float) -> int:

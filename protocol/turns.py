@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 
+from protocol.errors import OurFault
 from protocol.rollout import SamplingParams, Segment
 
 CALLS_MAX = 256
@@ -82,11 +83,16 @@ class Turns:
         return tokens + self.rules.max_answer_tokens < max_tokens
 
     def answer(self, turn_token_ids: Sequence[int]) -> tuple[int, ...]:
-        """The environment's tokens behind a turn that ended in a call: never none, never more than the rules admit."""
+        """The environment's tokens behind a turn that ended in a call: never none, never more than the rules admit.
+
+        Raises OurFault if the tool could not do its work here.
+        """
         call = self.decode(turn_token_ids).removesuffix(self.rules.stop)[-_CALL_CHARACTERS:]
         try:
             text = self.tool(call)
-        except Exception:  # a tool is total: what it raises is an answer, the same on every side
+        except (RecursionError, MemoryError) as error:  # these depend on where it runs, so they can be no answer
+            raise OurFault(f"the tool {self.rules.tool!r} ran out of room here: {type(error).__name__}") from error
+        except Exception:  # a tool is total: what else it raises is an answer, the same on every side
             text = _FAILED
         most = self.rules.max_answer_tokens
         return tuple(self.encode(text[: _ANSWER_CHARACTERS * most]) or self.encode(_FAILED))[:most]

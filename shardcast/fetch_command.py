@@ -83,7 +83,12 @@ async def show_status(url: str) -> None:
 
 
 def status_lines(health: Mapping[str, Any]) -> Iterator[str]:
-    """What a server says of itself, for a person. It may say anything."""
+    """What a server says of itself, for a person. It may say anything; nothing of it moves the terminal's cursor."""
+    for line in _lines(health):
+        yield "".join(each if each.isprintable() else " " for each in line)
+
+
+def _lines(health: Mapping[str, Any]) -> Iterator[str]:
     for key, value in health.items():
         if key in _RATES:
             name, unit = _RATES[key]

@@ -34,7 +34,13 @@ async def _id_of(session: aiohttp.ClientSession, url: str) -> str | None:
     """What a server calls itself, empty if it doesn't say; None if it can't be asked."""
     try:
         async with session.get(f"{url}/healthz", allow_redirects=False) as response:
-            health = json.loads(await response.content.read(_MAX_BYTES))
+            if response.status != 200:
+                return None
+            try:
+                body = await response.content.readexactly(_MAX_BYTES)
+            except asyncio.IncompleteReadError as whole:
+                body = whole.partial
+            health = json.loads(body)
             return str(health.get("id", "")) if isinstance(health, dict) else ""
     except (aiohttp.ClientError, TimeoutError, OSError):
         return None

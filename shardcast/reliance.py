@@ -30,4 +30,10 @@ def judge(from_peers: float, of_server: float | None, *, left: int, elapsed_s: f
         return Reliance.PEERS
     if of_server is not None:
         return Reliance.SERVER if from_peers < _WORTH * of_server else Reliance.PEERS
-    return Reliance.PROBE if elapsed_s > limits.long_s or left > from_peers * limits.long_s else Reliance.PEERS
+    slow = are_slow(from_peers, left=left, limits=limits)
+    return Reliance.PROBE if slow or elapsed_s > limits.long_s else Reliance.PEERS
+
+
+def are_slow(from_peers: float, *, left: int, limits: SwarmLimits) -> bool:
+    """Whether peers at this rate (bytes per second) need too long for the bytes that are left."""
+    return left > from_peers * limits.long_s

@@ -23,7 +23,7 @@ from shardcast.config import SwarmLimits
 from shardcast.filling import Filling
 from shardcast.partial import hash_range
 from shardcast.pulse import Pulse
-from shardcast.reliance import Reliance, judge
+from shardcast.reliance import Reliance, are_slow, judge
 from shardcast.selection import slice_of
 from shardcast.sources import Misbehaved, Source, Unknown
 from shardcast.storage import ShardLocation
@@ -131,13 +131,26 @@ class SwarmDownload:
         now, patience = self._clock(), self._limits.give_up_s
         if now - self._last_byte > patience:
             raise PeersUseless(f"no byte came for {patience:.0f} s: {self._pool.report()}")
-        ready = (url for url, stats in self._pool.stats.items() if stats.is_ready(now))
-        if all(self._reliance(url) is Reliance.PEERS for url in ready):
+        if not self._needs_servers(now):
             self._served = now
         elif now - self._served > patience:
             raise PeersUseless(
                 f"peers are slow, and no server sent a shard for {patience:.0f} s: {self._pool.report()}"
             )
+
+    def _needs_servers(self, now: float) -> bool:
+        """Whether peers are too slow by the measure of any server that could be asked. That one is probed is not enough."""
+        for url, stats in self._pool.stats.items():
+            if url in self._unhelpful or not stats.is_ready(now):
+                continue
+            reliance = self._reliance(url)
+            if reliance is Reliance.SERVER:
+                return True
+            if reliance is Reliance.PROBE and are_slow(
+                self._from_peers.rate(now), left=self._left, limits=self._limits
+            ):
+                return True
+        return False
 
     # From the servers
 
@@ -184,7 +197,8 @@ class SwarmDownload:
                 except _Overtaken:
                     return
                 except BaseException:
-                    self._taken &= ~(1 << index)
+                    if (source.url, index) in self._coming:  # else it is another server's by now
+                        self._taken &= ~(1 << index)
                     raise
                 finally:
                     self._coming.pop((source.url, index), None)
@@ -229,10 +243,15 @@ class SwarmDownload:
         return judge(
             self._from_peers.rate(now),
             self._pool.stats[url].throughput,
-            left=sum(map(len, self._waiting.values())) * self._member.layout.piece_bytes,
+            left=self._left,
             elapsed_s=now - self._begun,
             limits=self._limits,
         )
+
+    @property
+    def _left(self) -> int:
+        """Bytes of pieces that are missing."""
+        return sum(map(len, self._waiting.values())) * self._member.layout.piece_bytes
 
     def _free_slow(self) -> None:
         """Let shards that come very slowly be asked of other servers as well."""

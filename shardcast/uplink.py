@@ -15,7 +15,7 @@ from shardcast.bandwidth import TokenBucket
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
+class Slice:
     """One slice that waits. `gone`: whether nobody reads it any more."""
 
     count: int
@@ -32,16 +32,16 @@ class Rounds:
     """Turns by address. Each round takes the oldest of each address."""
 
     def __init__(self) -> None:
-        self._queues: dict[str, deque[Turn]] = {}  # in the order of the round
+        self._queues: dict[str, deque[Slice]] = {}  # in the order of the round
 
     def __bool__(self) -> bool:
         return bool(self._queues)
 
-    def add(self, address: str, turn: Turn) -> None:
+    def add(self, address: str, turn: Slice) -> None:
         """The last of its address; a new address is the last of the round."""
         self._queues.setdefault(address, deque()).append(turn)
 
-    def next(self) -> Turn:
+    def next(self) -> Slice:
         """The turn that is due. Raises StopIteration if there is none."""
         address = next(iter(self._queues))
         queue = self._queues.pop(address)
@@ -50,7 +50,7 @@ class Rounds:
             self._queues[address] = queue
         return turn
 
-    def ahead(self, address: str) -> Iterator[Turn]:
+    def ahead(self, address: str) -> Iterator[Slice]:
         """What would come before one more turn of this address, about: all of its own, and as many of each other."""
         own = [turn for turn in self._queues.get(address, ()) if turn.waits]
         yield from own
@@ -81,7 +81,7 @@ class Uplink:
     async def turn(self, address: str, count: int, gone: Callable[[], bool]) -> bool:
         """Return when it is this one's turn: True, and `count` bytes are taken; False if its client is gone."""
         granted = asyncio.get_running_loop().create_future()
-        self._rounds.add(address, Turn(count, gone, granted))
+        self._rounds.add(address, Slice(count, gone, granted))
         if self._timer is None:
             self._serve()
         try:

@@ -23,7 +23,7 @@ from coordinator.service import WorkerService
 from coordinator.store import database, rollouts, workers
 from coordinator.store import run as run_store
 from coordinator.store import tables as t
-from coordinator.store.database import Database, Turn
+from coordinator.store.database import Database, Lane
 from coordinator.store.rollouts import PendingRollout
 from coordinator.verification.pooled import COMPARISONS
 from protocol.declaration import BF16, Declaration
@@ -174,7 +174,7 @@ class StoredRun:
     # What a verifier does
 
     async def claim(self, verifier: str = VERIFIER, limit: int = 64, term: float = 60.0) -> list[PendingRollout]:
-        async with self.db.write(Turn.ROWS) as connection:
+        async with self.db.write(Lane.ROWS) as connection:
             at = await database.now(connection)
             ids = await rollouts.claim(connection, verifier=verifier, limit=limit, at=at, term=term)
             return await rollouts.pending(connection, ids, self.scheduling.probation_rollouts)

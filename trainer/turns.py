@@ -9,6 +9,7 @@ from protocol.rollout import Author, SamplingParams
 from protocol.turns import Turns
 from trainer.sampling import Sampler
 
+_ROOMS_APART = 1 << 16  # of those with so many tokens left and those with one more
 _SEEDS_APART = 1 << 32  # of one turn's draws and the next's: far above how many seeds an evaluation uses
 
 
@@ -57,18 +58,21 @@ async def complete_turns(
             break
         for each in calling:
             each.tokens += turns.answer(each.turn)
-        rooms = [max_tokens - len(each.tokens) for each in calling]
-        drawn = await sampler.complete(
-            [each.prompt + each.tokens for each in calling],
-            temperature=temperature,
-            max_tokens=max(rooms),
-            eos_token_ids=(*eos_token_ids, *turns.stops(calls + 1)),
-            seed=seed + (calls + 1) * _SEEDS_APART,
-            samples=1,
-        )
-        for each, room, (turn,) in zip(calling, rooms, drawn, strict=True):
-            each.turn = turn[:room]
-            each.tokens += each.turn
+        by_room: dict[int, list[_Sample]] = {}  # so none is asked for more than prompt and max_tokens together
+        for each in calling:
+            by_room.setdefault(max_tokens - len(each.tokens), []).append(each)
+        for room, some in sorted(by_room.items()):
+            drawn = await sampler.complete(
+                [each.prompt + each.tokens for each in some],
+                temperature=temperature,
+                max_tokens=room,
+                eos_token_ids=(*eos_token_ids, *turns.stops(calls + 1)),
+                seed=seed + (calls + 1) * _SEEDS_APART + room * _ROOMS_APART,
+                samples=1,
+            )
+            for each, (turn,) in zip(some, drawn, strict=True):
+                each.turn = turn
+                each.tokens += turn
     sampling = SamplingParams(1.0, max_tokens, tuple(eos_token_ids))
     own = [_own(turns, each.tokens, sampling) for each in everyone]
     return [own[at : at + samples] for at in range(0, len(own), samples)]

@@ -52,12 +52,15 @@ async def generate_turns(
                 eos_token_ids=sampling.eos_token_ids + stops,
             ),
         )
+        written: Generation | None = None
         async with contextlib.aclosing(engine.generate(turn)) as stream:  # type: ignore[type-var]
             async for event in stream:
                 if isinstance(event, Progress):
                     yield Progress(so_far.token_ids + event.token_ids)
                 else:
                     written = event
+        if written is None:
+            raise OurFault("the engine ended a turn without a result")
         so_far = followed_by(so_far, written)
         last = so_far.token_ids[-1]
         if last not in stops or not turns.has_room(len(so_far.token_ids), sampling.max_tokens):

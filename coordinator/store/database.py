@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import ARRAY, ColumnElement, Float, Select, any_, event, func, literal, literal_column, select
+from sqlalchemy import ARRAY, ColumnElement, Float, Select, String, any_, event, func, literal, literal_column, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.types import TypeEngine
 
 from protocol.errors import UserError
 
@@ -24,19 +25,19 @@ _WRITE = {"rollswarm_write": True}
 # All that the rooms look for has an index. What PostgreSQL knows of a table lags behind one that grows from nothing: plans
 # that read it whole were right for a hundred rows, and are kept for a hundred thousand.
 _BY_INDEX = {"enable_seqscan": "off", "jit": "off"}
-# PostgreSQL's advisory locks. All writers hold the first, together or alone; the others are turns among those together.
+# PostgreSQL's advisory locks. All writers hold the first, together or alone; the others are lanes among those together.
 _WRITERS, _GRANTS, _VERDICTS = 0x726F6C6C, 0x726F6C6D, 0x726F6C6E  # "roll" and what follows it
 
 
-class Turn(enum.Enum):
+class Lane(enum.Enum):
     """Which writers a write transaction waits for on PostgreSQL; on SQLite each waits for all.
 
-    What one reads is still so when it writes, as far as its turn goes: each says below what it may rely on. Whatever else it
+    What one reads is still so when it writes, as far as its lane goes: each says below what it may rely on. Whatever else it
     writes, it locks before it reads it: leases first, then samples, each in order, so that nobody waits in a circle.
     """
 
     ALONE = None  # all others: bans, refusals, knobs, versions, whatever is rare
-    ROWS = ()  # nobody: renewals, submissions, claims. Relies on rows that it has locked, and on no ban
+    ROWS = ()  # nobody: renewals, submissions, claims. Relies on rows that it has locked, and that nobody is banned meanwhile
     GRANTS = (_GRANTS,)  # relies on waiting samples, groups and their number, and on what newcomers hold
     VERDICTS = (_VERDICTS,)  # relies on standings, evidence, groups that are not served, rollouts under judgement
     FEEDING = (_VERDICTS, _GRANTS)  # relies on both: it closes groups, of which samples may be waiting
@@ -70,17 +71,17 @@ class Database:
         return cls(engine)
 
     @asynccontextmanager
-    async def write(self, turn: Turn = Turn.ALONE) -> AsyncIterator[AsyncConnection]:
+    async def write(self, lane: Lane = Lane.ALONE) -> AsyncIterator[AsyncConnection]:
         """One read-write transaction: committed at the end of the block, rolled back if it raises.
 
-        Writers take turns: what one reads is still so when it writes. Capacity, the last sample of a group, and standings
-        folded onto the stored one depend on that. (A transaction takes milliseconds.)
+        What it reads is still so when it writes, as far as its lane goes (on SQLite always). Capacity, the last sample of a
+        group, and standings folded onto the stored one depend on that. (A transaction takes milliseconds.)
         """
         async with self.engine.connect() as connection:
             connection = await connection.execution_options(**_WRITE)
             async with connection.begin():
                 if not self.is_sqlite:
-                    await connection.execute(_LOCK[turn])
+                    await connection.execute(_LOCK[lane])
                 yield connection
 
     @asynccontextmanager
@@ -109,15 +110,15 @@ class Database:
         await self.engine.dispose()
 
 
-def _lock(turn: Turn) -> Select[Any]:
-    """The statement that waits for a turn; its locks are taken from left to right and end with the transaction."""
-    if turn.value is None:
+def _lock(lane: Lane) -> Select[Any]:
+    """The statement that waits for a lane; its locks are taken from left to right and end with the transaction."""
+    if lane.value is None:
         return select(func.pg_advisory_xact_lock(_WRITERS))
-    among = (func.pg_advisory_xact_lock(key) for key in turn.value)
-    return select(func.pg_advisory_xact_lock_shared(_WRITERS), *among)
+    own = (func.pg_advisory_xact_lock(key) for key in lane.value)
+    return select(func.pg_advisory_xact_lock_shared(_WRITERS), *own)
 
 
-_LOCK = {turn: _lock(turn) for turn in Turn}
+_LOCK = {lane: _lock(lane) for lane in Lane}
 
 
 def among(connection: AsyncConnection, column: ColumnElement[V], values: Sequence[V]) -> ColumnElement[bool]:
@@ -125,7 +126,9 @@ def among(connection: AsyncConnection, column: ColumnElement[V], values: Sequenc
     more than to look them up."""
     if connection.dialect.name == "sqlite":
         return column.in_(values)
-    return column == any_(literal(list(values), ARRAY(column.type)))
+    # Without the column's length: PostgreSQL would cut what is longer, and find what was not asked for.
+    kind: TypeEngine[Any] = String() if isinstance(column.type, String) else column.type
+    return column == any_(literal(list(values), ARRAY(kind)))
 
 
 async def now(connection: AsyncConnection) -> float:

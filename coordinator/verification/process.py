@@ -21,7 +21,7 @@ from coordinator.config import RunFile, start_tracing
 from coordinator.multi_turn import run_turns
 from coordinator.store import database, knobs, rollouts, versions
 from coordinator.store import run as run_store
-from coordinator.store.database import Database, Turn
+from coordinator.store.database import Database, Lane
 from coordinator.store.rollouts import PendingRollout
 from coordinator.store.run import Run
 from coordinator.verification.judge import Judge
@@ -154,7 +154,7 @@ class Verifier:
         if lost:
             async with self._db.write() as connection:
                 await verdicts.give_up(connection, await database.now(connection))
-        async with self._db.write(Turn.ROWS) as connection:
+        async with self._db.write(Lane.ROWS) as connection:
             at, term = await database.now(connection), settings.claim_term_s
             ids = await rollouts.claim(connection, verifier=self.name, limit=settings.claim_rollouts, at=at, term=term)
         if not ids:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from coordinator import certificates
+from coordinator import certificates, discovery
 from coordinator.client import Trust, WorkerClient, fetch_terms
 from protocol import keyfile
 from protocol.errors import OurFault, UserError
@@ -355,11 +355,12 @@ def test_30_a_port_for_peers_that_is_taken() -> None:
     assert finding.level is Level.WARN and str(port) in finding.text and "--peer-port" in finding.remedy
 
 
-async def test_31_a_host_that_does_not_exist() -> None:
+async def test_31_a_host_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "_NAMELESS_S", 0.3)
     told: list[str] = []
     with pytest.raises(UserError, match=r"no host .run\.example\.invalid': check the spelling of --coordinator"):
         await fetch_terms("https://run.example.invalid:7448", on_retry=told.append)
-    assert len(told) == 2, "a network that is only just up may not know the name yet"
+    assert told, "a network that is only just up may not know the name yet"
 
 
 async def test_the_doctor_says_all_of_it_at_once_and_never_fails_itself(serve: Serve, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.errors import OurFault
 from protocol.rollout import Author, SamplingParams, Segment
 from protocol.turns import Turns
 from tests.turns import EQUALS, decode, encode, make_sums, make_turns
@@ -94,6 +95,15 @@ def test_a_tool_that_raises_or_is_silent_answers_with_an_error() -> None:
         assert decode(make_turns(tool=tool_).answer((65, 66))) == "error"
 
 
+@pytest.mark.parametrize("error", [RecursionError, MemoryError])
+def test_a_tool_that_runs_out_of_room_answers_nothing(error: type[Exception]) -> None:
+    def deep(call: str) -> str:
+        raise error
+
+    with pytest.raises(OurFault, match="ran out of room here"):
+        replace(make_sums(), tool=deep).answer([*encode("1+2"), EQUALS])
+
+
 def test_a_tool_sees_the_turn_without_the_text_that_ended_it_and_not_more_than_its_end() -> None:
     seen: list[str] = []
     turns = make_turns(tool=lambda call: str(seen.append(call)))
@@ -175,5 +185,7 @@ def test_whatever_a_model_writes_is_read_alike_and_no_answer_can_be_altered(
         if segment.author is Author.ENVIRONMENT:
             place = at + draw.randrange(len(segment.token_ids))
             assert turns.read([*made[:place], made[place] ^ 1, *made[place + 1 :]], sampling).problem
-            assert turns.read([*made[:place], *made[place + 1 :]], sampling).segments != reading.segments
+            shorter = turns.read([*made[:place], *made[place + 1 :]], sampling)
+            claimed = [each.token_ids for each in segments if each is not segment]
+            assert shorter.problem or [each.token_ids for each in shorter.segments] != claimed
         at += len(segment.token_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardcast.config import SwarmLimits
-from shardcast.reliance import Reliance, judge
+from shardcast.reliance import Reliance, are_slow, judge
 
 MIB = 1 << 20
 LIMITS = SwarmLimits(patience_s=30.0, long_s=240.0)
@@ -29,6 +29,11 @@ def test_a_server_whose_pace_is_not_known_is_left_alone_while_peers_end_soon() -
     assert of(64 * MIB / 239) is Reliance.PEERS
     assert of(64 * MIB / 241) is Reliance.PROBE
     assert of(0.0) is Reliance.PROBE
+
+
+@pytest.mark.parametrize(("from_peers", "slow"), [(0.0, True), (99.0, True), (100.0, False)])
+def test_peers_are_slow_that_need_too_long(from_peers: float, slow: bool) -> None:
+    assert are_slow(from_peers, left=24_000, limits=LIMITS) is slow
 
 
 def test_whoever_claims_to_end_soon_is_probed_in_the_end() -> None:

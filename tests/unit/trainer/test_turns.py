@@ -43,7 +43,7 @@ async def test_a_single_turn_is_the_samplers() -> None:
 
 
 async def test_those_that_call_go_on_behind_the_answer_and_the_answer_is_not_given_back() -> None:
-    script = Script(["1+2=", "no$", "x$", "4="], ["!$", "2*3="], ["six$"])
+    script = Script(["1+2=", "no$", "x$", "4="], ["!$"], ["2*3="], ["six$"])
     found = await complete_turns(script, [[1], [2]], make_sums(), **HOW)
     assert found == [
         [[*encode("1+2=!"), EOS], [*encode("no"), EOS]],
@@ -51,17 +51,22 @@ async def test_those_that_call_go_on_behind_the_answer_and_the_answer_is_not_giv
     ]
     assert [prompts for prompts, _ in script.asked] == [
         [[1], [2]],
-        [[1, *encode("1+2=3")], [2, *encode("4=4")]],
+        [[1, *encode("1+2=3")]],
+        [[2, *encode("4=4")]],
         [[2, *encode("4=42*3=6")]],
     ]
     stops = [how["eos_token_ids"] for _, how in script.asked]
-    assert stops == [(EOS, EQUALS), (EOS, EQUALS), (EOS,)], "behind the last call nothing is one"
-    assert len({how["seed"] for _, how in script.asked}) == 3
-    assert [how["max_tokens"] for _, how in script.asked] == [16, 13, 8]
+    assert stops == [(EOS, EQUALS), (EOS, EQUALS), (EOS, EQUALS), (EOS,)], "behind the last call nothing is one"
+    assert len({how["seed"] for _, how in script.asked}) == 4
+    assert [how["max_tokens"] for _, how in script.asked] == [16, 11, 13, 8]
+    for prompts, how in script.asked:
+        assert max(map(len, prompts)) + how["max_tokens"] <= 1 + 16, (
+            "an engine refuses what may become longer than it has room for"
+        )
 
 
 async def test_nothing_goes_beyond_the_limit_and_a_call_without_room_is_the_end() -> None:
-    script = Script(["12345678901=", "12=", "1" * 16, "1="], ["y" * 20, "z" * 20])
+    script = Script(["12345678901=", "12=", "1" * 16, "1="], ["y" * 20], ["z" * 20])
     first, second = await complete_turns(script, [[1], [2]], make_sums(), **HOW)
     assert first == [encode("12345678901="), [*encode("12="), *encode("y" * 11)]]
     assert second == [encode("1" * 16), [*encode("1="), *encode("z" * 13)]]

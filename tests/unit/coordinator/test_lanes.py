@@ -1,4 +1,4 @@
-"""Two replicas, two verifiers, a trainer and a crowd at once: writers that wait for one another as little as `Turn` says."""
+"""Two replicas, two verifiers, a trainer and a crowd at once: writers that wait for one another as little as `Lane` says."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+import pytest
 from sqlalchemy import text
 
 from coordinator.feeding import Feeding
+from coordinator.store import database
 from coordinator.store import tables as t
+from coordinator.store.database import Lane
 from protocol.errors import WorkerFault
 from protocol.lease import Commitment, Lease
 from protocol.rollout import RejectionReason, token_digest
@@ -141,7 +144,10 @@ async def _check_leases(run: StoredRun) -> None:
     samples = await run.rows(t.samples)
     assert live == Counter(row.sample_id for row in samples if row.state == "leased")
     over = {row.group_id for row in await run.rows(t.groups, t.groups.c.state.in_(("served", "done", "dropped")))}
-    assert not [row.sample_id for row in samples if row.group_id in over and row.state in ("waiting", "leased")]
+    # What is turned down after its group went out waits again, for nobody: leases are of open groups alone.
+    turned_down = {row.sample_id for row in await run.rows(t.rollouts, t.rollouts.c.state.in_(("rejected", "dropped")))}
+    left = {row.sample_id for row in samples if row.group_id in over and row.state in ("waiting", "leased")}
+    assert left <= turned_down and not left & set(live)
 
 
 async def _check_rollouts(run: StoredRun, receipts: set[str]) -> None:
@@ -157,3 +163,27 @@ async def _check_rollouts(run: StoredRun, receipts: set[str]) -> None:
         assert row.state != "accepted" or states[row.group_id] in ("open", "ready"), row
     by_sample = Counter(row.sample_id for row in rollouts.values() if row.state not in ("rejected", "dropped"))
     assert max(by_sample.values()) == 1
+
+
+FREE = {
+    Lane.ALONE: set(),
+    Lane.ROWS: {Lane.ROWS, Lane.GRANTS, Lane.VERDICTS, Lane.FEEDING},
+    Lane.GRANTS: {Lane.ROWS, Lane.VERDICTS},
+    Lane.VERDICTS: {Lane.ROWS, Lane.GRANTS},
+    Lane.FEEDING: {Lane.ROWS},
+}
+
+
+@pytest.mark.parametrize("held", list(Lane))
+async def test_who_waits_for_whom(run: StoredRun, held: Lane) -> None:
+    free = set() if run.db.is_sqlite else FREE[held]
+    found = set()
+    async with run.db.write(held) as connection:
+        await database.now(connection)
+        for asked in () if run.db.is_sqlite else Lane:
+            try:
+                async with asyncio.timeout(0.5), run.db.write(asked):
+                    found.add(asked)
+            except TimeoutError:
+                continue
+    assert found == free
