@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -163,9 +164,7 @@ class Rollout:
     @property
     def model_token_ids(self) -> tuple[int, ...]:
         """What the model wrote, one turn after the other."""
-        return tuple(
-            token for segment in self.segments if segment.author is Author.MODEL for token in segment.token_ids
-        )
+        return written_by_model(self.segments)
 
     def stretches(self, span: VersionSpan) -> list[tuple[int, int]]:
         """[start, end) of each turn, or part of one, that the model wrote in this span. Proof chunks start anew at each."""
@@ -234,6 +233,11 @@ class RolloutGroup:
     prompt_token_ids: tuple[int, ...]
     n_requested: int
     rollouts: tuple[VerifiedRollout, ...]
+
+
+def written_by_model(segments: Sequence[Segment]) -> tuple[int, ...]:
+    """The model's tokens, one turn after the other."""
+    return tuple(token for segment in segments if segment.author is Author.MODEL for token in segment.token_ids)
 
 
 def proof_count(tokens: int) -> int:

@@ -82,6 +82,10 @@ class Turns:
         """Whether a call that ends with the `tokens`-th token is answered: the longest answer would leave the model a token."""
         return tokens + self.rules.max_answer_tokens < max_tokens
 
+    def is_answered(self, token_ids: Sequence[int], calls: int, max_tokens: int) -> bool:
+        """Whether all that was written so far ends in a call, after `calls` that were answered, that the tool answers too."""
+        return token_ids[-1] in self.stops(calls) and self.has_room(len(token_ids), max_tokens)
+
     def answer(self, turn_token_ids: Sequence[int]) -> tuple[int, ...]:
         """The environment's tokens behind a turn that ended in a call: never none, never more than the rules admit.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from protocol.rollout import Author, SamplingParams
+from protocol.rollout import SamplingParams, written_by_model
 from protocol.turns import Turns
 from trainer.sampling import Sampler
 
@@ -49,11 +49,7 @@ async def complete_turns(
     ]
     calling = everyone
     for calls in range(turns.rules.max_calls):
-        calling = [
-            each
-            for each in calling
-            if each.turn[-1] in turns.stops(calls) and turns.has_room(len(each.tokens), max_tokens)
-        ]
+        calling = [each for each in calling if turns.is_answered(each.tokens, calls, max_tokens)]
         if not calling:
             break
         for each in calling:
@@ -82,4 +78,4 @@ def _own(turns: Turns, tokens: Sequence[int], sampling: SamplingParams) -> list[
     """What the model wrote, one turn after the other."""
     reading = turns.read(tokens, sampling)
     assert not reading.problem, reading.problem
-    return [token for segment in reading.segments if segment.author is Author.MODEL for token in segment.token_ids]
+    return list(written_by_model(reading.segments))

@@ -41,7 +41,6 @@ async def generate_turns(
     so_far, calls = _NOTHING, 0
     sampling = request.sampling
     while True:
-        stops = turns.stops(calls)
         turn = replace(
             request,
             request_id=f"{request.request_id}.{calls}",
@@ -49,7 +48,7 @@ async def generate_turns(
             sampling=replace(
                 sampling,
                 max_tokens=sampling.max_tokens - len(so_far.token_ids),
-                eos_token_ids=sampling.eos_token_ids + stops,
+                eos_token_ids=sampling.eos_token_ids + turns.stops(calls),
             ),
         )
         written: Generation | None = None
@@ -62,9 +61,8 @@ async def generate_turns(
         if written is None:
             raise OurFault("the engine ended a turn without a result")
         so_far = followed_by(so_far, written)
-        last = so_far.token_ids[-1]
-        if last not in stops or not turns.has_room(len(so_far.token_ids), sampling.max_tokens):
-            ended = StopReason.EOS if last in sampling.eos_token_ids else StopReason.LENGTH
+        if not turns.is_answered(so_far.token_ids, calls, sampling.max_tokens):
+            ended = StopReason.EOS if so_far.token_ids[-1] in sampling.eos_token_ids else StopReason.LENGTH
             yield replace(so_far, stop_reason=ended)
             return
         so_far = answered(so_far, turns.answer(written.token_ids))
