@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from worker.engine import Weights
+
 VOCABULARY = 260  # 256 bytes, then the special tokens
 EOS_TOKEN_ID = 256
 PAD_TOKEN_ID = 257
@@ -88,3 +90,9 @@ def _write_tokenizer(folder: Path) -> None:
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
+
+
+def build_two_versions(folder: Path) -> tuple[Weights, Weights]:
+    """Versions 0 and 1 of a policy, far apart."""
+    first, second = build_tiny_model(folder / "0"), build_other_tiny_model(folder / "1")
+    return Weights(0, "sha256:" + "0" * 64, first), Weights(1, "sha256:" + "1" * 64, second)

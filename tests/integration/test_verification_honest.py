@@ -11,7 +11,7 @@ from coordinator.verification.checks import Claim, run_checks
 from coordinator.verification.resident import ResidentModels, prefill_rollouts
 from protocol.rollout import Outcome, RejectionReason, Verdict
 from tests.thresholds import BY_HAND
-from tests.tiny_model import build_other_tiny_model, build_tiny_model
+from tests.tiny_model import build_two_versions
 from tests.unit.coordinator.verification.claims import generate, generate_all, make_claim, make_request, to_prefill
 from worker.engine import Generation, GenerationRequest, Progress, Weights
 from worker.vllm_engine.engine import VllmEngine, VllmEngineConfig
@@ -21,9 +21,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Weights, Weights]:
-    folder = tmp_path_factory.mktemp("models")
-    first, second = build_tiny_model(folder / "0"), build_other_tiny_model(folder / "1")
-    return Weights(0, "sha256:" + "0" * 64, first), Weights(1, "sha256:" + "1" * 64, second)
+    return build_two_versions(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

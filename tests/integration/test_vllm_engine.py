@@ -19,7 +19,7 @@ from protocol.errors import OurFault, UserError
 from protocol.rollout import Outcome, SamplingParams, StopReason
 from tests.integration.prefill_check import assert_honest, examine
 from tests.thresholds import BY_HAND
-from tests.tiny_model import build_other_tiny_model, build_tiny_model
+from tests.tiny_model import build_tiny_model, build_two_versions
 from tests.turns import make_turns
 from tests.unit.coordinator.verification.claims import make_claim, to_prefill
 from worker.engine import Generation, GenerationRequest, SwapReport, Weights
@@ -35,9 +35,7 @@ KV_CACHE_GIB = 1024 * 512 / (1 << 30)
 
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Weights, Weights]:
-    folder = tmp_path_factory.mktemp("models")
-    first, second = build_tiny_model(folder / "0"), build_other_tiny_model(folder / "1")
-    return Weights(0, "sha256:" + "0" * 64, first), Weights(1, "sha256:" + "1" * 64, second)
+    return build_two_versions(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

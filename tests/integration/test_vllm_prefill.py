@@ -17,7 +17,7 @@ from protocol.errors import OurFault
 from protocol.rollout import VersionSpan
 from tests.adversary.attacks.cheat import Cheat
 from tests.adversary.batch import write_all
-from tests.tiny_model import build_other_tiny_model, build_tiny_model
+from tests.tiny_model import build_two_versions
 from tests.unit.coordinator.verification.claims import make_request
 from worker.engine import Weights
 
@@ -26,9 +26,7 @@ pytestmark = pytest.mark.vllm
 
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Weights, Weights]:
-    folder = tmp_path_factory.mktemp("models")
-    first, second = build_tiny_model(folder / "0"), build_other_tiny_model(folder / "1")
-    return Weights(0, "sha256:" + "0" * 64, first), Weights(1, "sha256:" + "1" * 64, second)
+    return build_two_versions(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

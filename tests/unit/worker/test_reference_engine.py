@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from protocol import gumbel, toploc
 from protocol.errors import OurFault, UserError
 from protocol.rollout import SamplingParams, StopReason
-from tests.tiny_model import build_other_tiny_model, build_tiny_model
+from tests.tiny_model import build_two_versions
 from worker.engine import Generation, GenerationRequest, Progress, SwapFailed, Weights
 from worker.reference_engine import ReferenceEngine
 
@@ -22,9 +22,7 @@ SEED = 2**62 + 7
 
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Weights, Weights]:
-    folder = tmp_path_factory.mktemp("models")
-    first, second = build_tiny_model(folder / "0"), build_other_tiny_model(folder / "1")
-    return Weights(0, "sha256:" + "0" * 64, first), Weights(1, "sha256:" + "1" * 64, second)
+    return build_two_versions(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture

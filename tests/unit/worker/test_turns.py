@@ -17,7 +17,7 @@ from protocol.tokenizer import RunTokenizer
 from protocol.turns import Turns
 from tests.factories import make_terms
 from tests.thresholds import BY_HAND
-from tests.tiny_model import EOS_TOKEN_ID, build_other_tiny_model, build_tiny_model
+from tests.tiny_model import EOS_TOKEN_ID, build_two_versions
 from tests.turns import CALLS, CallingParity, backwards, decode, encode, make_turns
 from tests.unit.coordinator.verification.claims import make_claim, make_request, to_prefill
 from worker.engine import Generation, GenerationRequest, Progress, Weights
@@ -29,9 +29,7 @@ TURNS = make_turns()
 
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Weights, Weights]:
-    folder = tmp_path_factory.mktemp("models")
-    first, second = build_tiny_model(folder / "0"), build_other_tiny_model(folder / "1")
-    return Weights(0, "sha256:" + "0" * 64, first), Weights(1, "sha256:" + "1" * 64, second)
+    return build_two_versions(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")
