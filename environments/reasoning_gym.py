@@ -41,8 +41,11 @@ class ReasoningGym:
     @cached_property
     def _items(self) -> Any:
         try:
-            import reasoning_gym
-            from reasoning_gym.factory import DATASETS
+            with warnings.catch_warnings():
+                # What the compiler has to say of cellpylib, which it imports, helps nobody here.
+                warnings.simplefilter("ignore", SyntaxWarning)
+                import reasoning_gym
+                from reasoning_gym.factory import DATASETS
         except ImportError as error:
             raise UserError(f"reasoning_gym is not installed ({error}): pip install reasoning-gym") from error
         if self.dataset not in DATASETS:
