@@ -35,6 +35,10 @@ _OLDER_BY = 0.03
 _MAX_STRIKES = 3
 _WORKERS = 500
 _ROLLOUTS_MAX = 3_000
+# Where a completion is this long, a cheat has had to be right many times.
+_LONG = 16
+# Nothing but the draw is another: what it left as it would have been is the honest rollout.
+_DRAWS = (Attack.OTHER_TEMPERATURE, Attack.WRONG_SEED, Attack.BEST_OF_N, Attack.TOP_P, Attack.NEAR_TIES)
 # The strongest form of those that change the draw: flawless proofs and log-probs for what was written.
 _WITH_THE_RIGHT_PROOFS = (
     Attack.WRONG_SEED,
@@ -93,10 +97,12 @@ class Bench:
         with tempfile.TemporaryDirectory(dir=self._scratch) as scratch:
             written = self._write(case.cheat, asked, Path(scratch))
         kept = [n for n, each in enumerate(written) if self._is_a_lie(case, each, n)]
+        if not kept:
+            return {"attack": case.name, "as_honest": 1.0, "rollouts": 0}
         measured = self._verifier.measure(
             samples.claims([written[n] for n in kept], [asked[n] for n in kept], self._folder)
         )
-        row = _row(case.name, measured, self._thresholds)
+        row = _row(case.name, len(asked), measured, self._thresholds)
         print(f"{time.perf_counter() - begun:.0f} s: {row}", flush=True)
         return row
 
@@ -106,21 +112,23 @@ class Bench:
             cheat.weights(self._older, scratch)
         weights = cheat.weights(self._published, scratch)
         honestly = weights.path == self._published.path and cheat.choose is None and cheat.alters_module is None
-        if not honestly or any(cheat.draws(each) != [each] for each in asked[:1]):
-            return write_all(cheat, asked, self._published, scratch, dtype=self._dtype)
         if not self._honest:
             self._honest = write_all(Cheat(), asked, self._published, scratch, dtype=self._dtype)
+        if not honestly or any(cheat.draws(each) != [each] for each in asked[:1]):
+            return write_all(cheat, asked, self._published, scratch, dtype=self._dtype)
         return [cheat.falsify(each, issued) for each, issued in zip(self._honest, asked, strict=True)]
 
     def _is_a_lie(self, case: Case, written: Generation, number: int) -> bool:
         """Whether a rollout differs from the honest one at all; what a cheat leaves as it was is no cheat.
 
-        With the right proofs only other tokens do. Where the weights differ, all rollouts count.
+        Where only the draw is another, and with the right proofs, only other tokens do. Where the weights differ, all
+        rollouts count.
         """
-        if not self._honest or case.name == Attack.HONEST:
+        if case.name == Attack.HONEST:
             return True
         honest = self._honest[number]
-        only_tokens = isinstance(case.cheat, Prefilled) and not isinstance(case.cheat, LyingSpans)
+        prefilled = isinstance(case.cheat, Prefilled) and not isinstance(case.cheat, LyingSpans)
+        only_tokens = prefilled or case.name in _DRAWS
         return written.token_ids != honest.token_ids if only_tokens else written != honest
 
 
@@ -141,15 +149,19 @@ def measure(
         return [bench.row(case, asked) for case in cases(dtype) if not only or case.name in only]
 
 
-def _row(name: str, measured: Sequence[Measured], thresholds: Thresholds) -> dict[str, Any]:
+def _row(name: str, written: int, measured: Sequence[Measured], thresholds: Thresholds) -> dict[str, Any]:
     passed = sum(each.accepted for each in measured)
+    long = [each for each in measured if each.tokens >= _LONG]
     reasons = sorted({each.reason for each in measured if each.reason})
     ban = _ban(measured, thresholds, _WORKERS)
     interval = median_interval(measured, lambda drawn, workers: _ban(drawn, thresholds, workers))
     return {
         "attack": name,
+        "as_honest": 1 - len(measured) / written,
         "rollouts": len(measured),
         "accepted": passed / len(measured),
+        "long": len(long),
+        "accepted_long": sum(each.accepted for each in long) / len(long) if long else None,
         "accepted_ci95": list(share_interval(passed, len(measured))),
         "refused_for": " ".join(reasons),
         "caught_tokens": _finite(_caught(measured)),

@@ -9,7 +9,7 @@ from protocol.terms import PROTOCOL_MAX, PROTOCOL_MIN
 from worker.doctor.findings import Finding, fail, ok, warn
 from worker.machine import Machine, gib
 from worker.need import Need, bf16_shortage, disk_shortage, memory_shortage
-from worker.vllm_engine.installed import MISSING, REMEDY
+from worker.vllm_engine.installed import MISSING, REMEDY, remedy_of
 
 _CLOCK_FAIL_S = 300.0  # certificates and tokens stop making sense
 _CLOCK_WARN_S = 30.0
@@ -173,6 +173,14 @@ def versions(rollswarm: str, vllm: str | None, protocol: tuple[int, int] | None)
             "`pip install -U rollswarm`" if protocol[0] > PROTOCOL_MAX else "tell the run's operator to update",
         )
     return ok("versions", ours)
+
+
+def engine(problem: str) -> Finding:
+    """`problem`: why vLLM can't be imported, "" if it can."""
+    if problem:
+        remedy = remedy_of(problem) or f"install in a fresh environment: {REMEDY}"
+        return fail("engine", f"vLLM can't be imported: {problem}", remedy)
+    return ok("engine", "vLLM can be imported")
 
 
 def tool(name: str, problem: tuple[str, str] | None) -> Finding:

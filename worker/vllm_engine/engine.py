@@ -31,6 +31,7 @@ from worker.engine import Generation, GenerationRequest, Progress, SwapFailed, S
 from worker.vllm_engine.context import within_context
 from worker.vllm_engine.engine_log import EngineLog
 from worker.vllm_engine.extension import TERMS_KEY
+from worker.vllm_engine.installed import remedy_of
 from worker.vllm_engine.reload import require_loadable, require_replaceable
 from worker.vllm_engine.scratch import Scratch
 
@@ -345,7 +346,9 @@ class VllmEngine:
         """OurFault with the engine's own words: those of its log where the exception only points there."""
         words = str(error) or str(error.__cause__ or "")
         logged = self._log.last_error() if self._log is not None and (not words or "root cause" in words) else ""
-        return OurFault(f"{what}: {logged or f'{type(error).__name__}: {words}'}")
+        found = logged or f"{type(error).__name__}: {words}"
+        remedy = remedy_of(found)
+        return OurFault(f"{what}: {found}" + (f" ({remedy})" if remedy else ""))
 
 
 def _proofs(chunks: list[tuple[int, bytes, bytes]]) -> tuple[bytes, ...]:
