@@ -74,7 +74,7 @@ class WorkerConfig(BaseSettings):
     kv_cache_gib: float | None = Field(None, gt=0)
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     tensor_parallel: int = Field(1, ge=1)
-    enforce_eager: bool = False
+    enforce_eager: bool | None = None  # None: what suits the machine
     max_download_mbit: float | None = Field(None, gt=0)
     invite: str = ""
     drain_s: float = Field(30.0, ge=0)

@@ -57,3 +57,10 @@ def default_kv_cache_gib() -> float | None:
     import torch
 
     return None if torch.cuda.is_available() else 2.0
+
+
+def default_enforce_eager() -> bool:
+    """Whether to run the model as it is: on a CPU, where compiling it delays the first rollout by minutes."""
+    import torch
+
+    return not torch.cuda.is_available()

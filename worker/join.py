@@ -24,7 +24,7 @@ from shardcast.swarm import Swarm, SwarmConfig
 from worker import console, preflight
 from worker.config import WorkerConfig
 from worker.engine import Engine
-from worker.hardware import default_kv_cache_gib, describe, devices, native_dtype
+from worker.hardware import default_enforce_eager, default_kv_cache_gib, describe, devices, native_dtype
 from worker.loop import Worker
 from worker.outbox import Outbox
 from worker.pins import check_pins
@@ -171,7 +171,7 @@ def vllm_engine(config: WorkerConfig, terms: RunTerms) -> Engine:
             max_num_seqs=config.concurrency,
             dtype=native_dtype() if config.dtype == "auto" else config.dtype,
             max_model_len=config.max_model_len or terms.max_prompt_tokens + terms.max_tokens,
-            enforce_eager=config.enforce_eager,
+            enforce_eager=default_enforce_eager() if config.enforce_eager is None else config.enforce_eager,
             kv_cache_gib=default_kv_cache_gib() if config.kv_cache_gib is None else config.kv_cache_gib,
             gpu_memory_utilization=config.gpu_memory_utilization,
             precision=config.precision,

@@ -61,7 +61,10 @@ def join(
     tensor_parallel: Annotated[
         int | None, typer.Option("--tensor-parallel", help="GPUs that share each layer, for models too large for one.")
     ] = None,
-    enforce_eager: Annotated[bool | None, typer.Option("--enforce-eager", help="Do not compile the model.")] = None,
+    enforce_eager: Annotated[
+        bool | None,
+        typer.Option("--enforce-eager/--compile", help="Whether to do without compiling the model; on a CPU, yes."),
+    ] = None,
     max_download_mbit: Annotated[
         float | None, typer.Option("--max-download-mbit", help="Cap on weights traffic.")
     ] = None,
