@@ -66,6 +66,8 @@ class Loss(ABC):
         one_of("loss", "aggregation", self.aggregation, list(Aggregation))
         if self.aggregation == Aggregation.CONSTANT and self.constant_length < 1:
             raise UserError("loss: aggregation 'constant' needs constant_length, a number of tokens")
+        if self.aggregation != Aggregation.CONSTANT and self.constant_length:
+            raise UserError(f"loss: constant_length is of aggregation 'constant', not of {str(self.aggregation)!r}")
 
     @abstractmethod
     def token_loss(self, inputs: LossInputs) -> TokenLoss:
@@ -175,7 +177,7 @@ class Objective:
     def __call__(self, inputs: LossInputs, denominator: float | None = None) -> LossOutput:
         """The loss of a microbatch as its share of a step with `denominator` (None: the batch is the whole step)."""
         gated = replace(inputs, mask_BT=self._gate(inputs.mask_BT, inputs.staleness_BT)).cleaned()
-        result = self.loss.token_loss(gated)
+        result = self._token_loss(gated)
         loss_BT, kept_BT = result.loss_BT, result.kept_BT & gated.mask_BT
         for modifier in self.modifiers:
             keep_BT = modifier.keep(gated)
@@ -190,6 +192,18 @@ class Objective:
         # An empty step gives 0 with a gradient of 0, not 0 / 0.
         loss_BT = loss_BT / (denominator if denominator > 0.0 else 1.0)
         return LossOutput(loss_BT.sum(), kept_BT, result.metrics, loss_BT.detach())
+
+    def _token_loss(self, inputs: LossInputs) -> TokenLoss:
+        """Raises UserError for losses of another shape, which would be broadcast: a mean would count once per token."""
+        result = self.loss.token_loss(inputs)
+        wanted = inputs.mask_BT.shape
+        for name, values in (("loss_BT", result.loss_BT), ("kept_BT", result.kept_BT)):
+            if values.shape != wanted:
+                raise UserError(
+                    f"{type(self.loss).__name__}.token_loss: {name} must have a value per token, {list(wanted)}, "
+                    f"got {list(values.shape)}"
+                )
+        return result
 
     def _gate(self, mask_BT: torch.Tensor, staleness_BT: torch.Tensor) -> torch.Tensor:
         mask_BT = self.loss.gate(mask_BT, staleness_BT)

@@ -33,6 +33,7 @@ def test_a_workers_log_probs_are_confined_to_the_trusted_ones():
         ("ipo", {"tau": -1.0}, "tau"),
         ("ipo", {"aggregation": "mean"}, "token, sequence, constant"),
         ("ipo", {"aggregation": "constant"}, "constant_length"),
+        ("ipo", {"constant_length": 8}, "of aggregation 'constant', not of 'token'"),
         ("ipo", {"against": "worker"}, "behaviour, old, prox"),
         ("ppo", {"clip_low": 1.0}, "clip_low"),
         ("ppo", {"clip_high": 0.0}, "clip_high"),

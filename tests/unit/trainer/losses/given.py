@@ -35,3 +35,8 @@ def given(
 
 def log(probabilities: Sequence) -> torch.Tensor:
     return torch.tensor([probabilities]).log()
+
+
+def constant(aggregation: str, length: int) -> dict[str, int]:
+    """The parameter that aggregation `constant` needs and no other takes."""
+    return {"constant_length": length} if aggregation == "constant" else {}

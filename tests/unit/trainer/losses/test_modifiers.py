@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tests.unit.trainer.losses.given import given
+from tests.unit.trainer.losses.given import constant, given
 from trainer.losses import LossInputs, Need, make_objective
 from trainer.losses.vcpo import Vcpo, effective_size, minimal_variance_baseline
 
@@ -22,7 +22,7 @@ def test_old_tokens_weigh_less_in_numerator_and_denominator():
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
 @pytest.mark.parametrize("age", [0, 1, 7])
 def test_soft_weights_cancel_where_a_batch_has_one_staleness(aggregation, age):
-    params = {"aggregation": aggregation, "constant_length": 4}
+    params = {"aggregation": aggregation, **constant(aggregation, 4)}
     inputs = given([0.5, 0.9, 0.1], [0.4, 0.5, 0.2], [1.0, 2.0, -1.0], staleness=[age] * 3)
     soft = make_objective("ipo", params, [{"name": "soft_staleness"}])
     assert float(soft(inputs).loss.detach()) == pytest.approx(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,8 +11,10 @@ from hypothesis import given as generate
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from tests.unit.trainer.losses.given import given
+from protocol.errors import UserError
+from tests.unit.trainer.losses.given import constant, given
 from trainer.losses import LOSSES, MODIFIERS, Alternatives, LossInputs, make_loss, make_objective
+from trainer.losses.base import Loss, TokenLoss
 from trainer.losses.dppo import binary_kl
 from trainer.losses.inputs import MAX_LOG_RATIO
 from trainer.losses.m2po import second_moment_cap
@@ -55,7 +57,7 @@ def test_on_policy_the_gradient_is_the_policy_gradient(name, aggregation):
     new_BT = torch.tensor([[0.5, 0.2, 0.7], [0.3, 0.9, 0.4]]).log().requires_grad_()
     advantage_BT = torch.tensor([[1.0] * 3, [-2.0] * 3])
     mask_BT = torch.tensor([[True, True, False], [True, False, False]])
-    loss = make_loss(name, aggregation=aggregation, constant_length=8)
+    loss = make_loss(name, aggregation=aggregation, **constant(aggregation, 8))
     loss(filled(new_BT, new_BT.detach(), advantage_BT, mask_BT)).loss.backward()
     shares = {"token": [3, 3], "sequence": [4, 2], "constant": [16, 16]}[aggregation]
     expected = [[-1.0 / shares[0], -1.0 / shares[0], 0.0], [2.0 / shares[1], 0.0, 0.0]]
@@ -120,7 +122,7 @@ def test_microbatches_with_a_common_denominator_add_up_to_the_whole(aggregation,
     mask = torch.rand(4, 5, generator=generator) > 0.3
     staleness = torch.randint(4, (4, 5), generator=generator)
     whole = LossInputs(new.log(), behaviour.log(), behaviour.log(), advantage, mask, staleness)
-    objective = make_objective("ipo", {"aggregation": aggregation, "constant_length": 5}, modifiers)
+    objective = make_objective("ipo", {"aggregation": aggregation, **constant(aggregation, 5)}, modifiers)
     parts = [
         LossInputs(*(getattr(whole, name)[rows] for name in list(whole.__dataclass_fields__)[:6]))
         for rows in (slice(0, 1), slice(1, 4))
@@ -136,7 +138,7 @@ def test_aggregation_by_hand():
     advantage = torch.tensor([[1.0, 1.0, 1.0, 1.0], [5.0, 0.0, 0.0, 0.0]])
     mask = torch.tensor([[True] * 4, [True, False, False, False]])
     inputs = LossInputs(same, same, same, advantage, mask, same)
-    values = [float(make_loss("pg_is", aggregation=how, constant_length=10)(inputs).loss)
+    values = [float(make_loss("pg_is", aggregation=how, **constant(how, 10))(inputs).loss)
               for how in ("token", "sequence", "constant")]  # fmt: skip
     assert values == pytest.approx([-9 / 5, -3.0, -9 / 20])
 
@@ -189,3 +191,14 @@ def test_cleaning_covers_what_is_optional_too():
     for name in ("new_BT", "prox_BT", "ewma_BT", "reference_BT", "teacher_BT", "entropy_BT"):
         assert torch.isfinite(getattr(clean, name)).all(), name
     assert torch.isfinite(clean.others.new_BTM).all()
+
+
+@dataclass(frozen=True)
+class _Mean(Loss):
+    def token_loss(self, inputs: LossInputs) -> TokenLoss:
+        return TokenLoss(inputs.new_BT.mean(), inputs.mask_BT, {})
+
+
+def test_a_loss_that_is_no_loss_per_token_is_refused() -> None:
+    with pytest.raises(UserError, match=r"_Mean.token_loss: loss_BT must have a value per token, \[1, 2\], got \[\]"):
+        _Mean()(given([0.5, 0.5], [0.5, 0.5], [1.0, 1.0]))
