@@ -194,12 +194,17 @@ async def live_of_worker(connection: AsyncConnection, worker_id: str) -> list[Le
 
 async def live_of_groups(connection: AsyncConnection, group_ids: Sequence[str]) -> list[Lease]:
     """The live leases of these groups' samples, locked."""
+    leased = select(samples.c.sample_id).where(
+        among(connection, samples.c.group_id, group_ids), samples.c.state == "leased"
+    )
+    out = list((await connection.execute(leased)).scalars())
+    if not out:
+        return []
     rows = await connection.execute(
         select(leases)
-        .join(samples, samples.c.sample_id == leases.c.sample_id)
-        .where(leases.c.state == "live", among(connection, samples.c.group_id, group_ids))
+        .where(leases.c.state == "live", among(connection, leases.c.sample_id, out))
         .order_by(leases.c.lease_id)
-        .with_for_update(of=leases)
+        .with_for_update()
     )
     return [_lease(row) for row in rows]
 
@@ -220,13 +225,20 @@ async def count_live_of_workers(connection: AsyncConnection, worker_ids: Sequenc
 
 async def count_live_of_newcomers(connection: AsyncConnection, probation_rollouts: int) -> dict[str, int]:
     """By address: live leases of workers that are still on probation, or were granted in shadow."""
+    # Counted by worker before workers are looked up: there are many leases to each.
+    out = (
+        select(leases.c.worker_id, leases.c.shadow, func.count().label("n"))
+        .where(leases.c.state == "live")
+        .group_by(leases.c.worker_id, leases.c.shadow)
+        .subquery()
+    )
     statement = (
-        select(workers.c.address, func.count().label("n"))
-        .select_from(leases.join(workers, workers.c.worker_id == leases.c.worker_id))
-        .where(leases.c.state == "live", (workers.c.accepted < probation_rollouts) | leases.c.shadow.is_(True))
+        select(workers.c.address, func.sum(out.c.n).label("n"))
+        .join(out, out.c.worker_id == workers.c.worker_id)
+        .where((workers.c.accepted < probation_rollouts) | out.c.shadow.is_(True))
         .group_by(workers.c.address)
     )
-    return {row.address: row.n for row in await connection.execute(statement)}
+    return {row.address: int(row.n) for row in await connection.execute(statement)}
 
 
 async def held_before(
