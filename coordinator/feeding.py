@@ -15,7 +15,7 @@ from coordinator import groups as rules
 from coordinator import step_alarms
 from coordinator.groups import Drop, Member, Reopen, Serve
 from coordinator.scheduling import Scheduling
-from coordinator.store import database, events, groups, leases, rollouts, versions
+from coordinator.store import database, events, groups, leases, many, rollouts, versions
 from coordinator.store import tables as t
 from coordinator.store.database import Database, Lane, among
 from coordinator.store.groups import unpack_tokens
@@ -176,8 +176,9 @@ class Feeding:
         await self._close(connection, ids)
         await groups.assign(connection, ids, batch)
         await rollouts.set_state(connection, sorted(fresh), "served")
-        await connection.execute(
-            t.consumptions.insert(),
+        await many.insert(
+            connection,
+            t.consumptions,
             [
                 {
                     "rollout_id": row.rollout_id,

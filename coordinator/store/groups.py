@@ -10,6 +10,7 @@ import numpy as np
 from sqlalchemy import Row, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from coordinator.store import many
 from coordinator.store.database import among
 from coordinator.store.tables import groups, leases, rollouts, samples
 
@@ -55,7 +56,7 @@ async def insert(connection: AsyncConnection, new: Sequence[NewGroup], at: float
     """Store groups and their samples; the latter, which wait to be leased."""
     if not new:
         return []
-    await connection.execute(groups.insert(), [_values(group, at) for group in new])
+    await many.insert(connection, groups, [_values(group, at) for group in new])
     rows = [
         {
             "sample_id": f"{group.group_id}-{i}",
@@ -68,7 +69,7 @@ async def insert(connection: AsyncConnection, new: Sequence[NewGroup], at: float
         for group in new
         for i, seed in enumerate(group.seeds)
     ]
-    await connection.execute(samples.insert(), rows)
+    await many.insert(connection, samples, rows)
     return [
         LeasableSample(
             f"{group.group_id}-{i}",

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, bindparam, func, select, update
+from sqlalchemy import Row, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from coordinator.store import many
 from coordinator.store.database import among
 from coordinator.store.tables import groups, leases, samples, workers
 from protocol.declaration import UNDECLARED
@@ -103,7 +104,7 @@ async def insert(connection: AsyncConnection, new: Sequence[NewLease], at: float
     """
     if not new:
         return
-    await connection.execute(leases.insert(), [_values(each, at) for each in new])
+    await many.insert(connection, leases, [_values(each, at) for each in new])
     await connection.execute(
         update(samples)
         .where(among(connection, samples.c.sample_id, [each.lease.sample_id for each in new]))
@@ -136,25 +137,28 @@ async def save_many(connection: AsyncConnection, changed: Sequence[Lease]) -> No
     if not changed:
         return
     ordered = sorted(changed, key=lambda lease: lease.lease_id)
-    await connection.execute(_SAVE, [_changing(lease) for lease in ordered])
+    await _SAVE.execute(connection, [_changing(lease) for lease in ordered])
     free = [each.sample_id for each in ordered if each.state not in (LeaseState.LIVE, LeaseState.COMPLETED)]
     if free:
         theirs = among(connection, samples.c.sample_id, free) & (samples.c.state == "leased")
         await connection.execute(update(samples).where(theirs).values(state="waiting"))
 
 
-_SAVE = (
-    update(leases)
-    .where(leases.c.lease_id == bindparam("of_lease"))
-    .values(
-        deadline=bindparam("deadline"),
-        state=bindparam("state"),
-        committed_length=bindparam("committed_length"),
-        committed_digest=bindparam("committed_digest"),
-        committed_version=bindparam("committed_version"),
-        committed_signature=bindparam("committed_signature"),
-        earlier_commitments=bindparam("earlier_commitments"),
-    )
+_CHANGING = (
+    "deadline",
+    "state",
+    "committed_length",
+    "committed_digest",
+    "committed_version",
+    "committed_signature",
+    "earlier_commitments",
+)
+_SAVE = many.UpdateMany(
+    lambda given: (
+        update(leases).where(leases.c.lease_id == given("of_lease")).values({name: given(name) for name in _CHANGING})
+    ),
+    of_lease=leases.c.lease_id.type,
+    **{name: leases.c[name].type for name in _CHANGING},
 )
 
 

@@ -10,7 +10,7 @@ import zstandard
 from sqlalchemy import Row, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from coordinator.store import events, groups
+from coordinator.store import events, groups, many
 from coordinator.store import tables as t
 from coordinator.store.database import among
 from coordinator.store.groups import unpack_tokens
@@ -60,10 +60,11 @@ async def insert(connection: AsyncConnection, new: Sequence[NewRollout], at: flo
     """Store submissions as they came. Raises IntegrityError if a sample or lease was answered already."""
     if not new:
         return
-    await connection.execute(t.rollouts.insert(), [_values(each, at) for each in new])
+    await many.insert(connection, t.rollouts, [_values(each, at) for each in new])
     compressor = zstandard.ZstdCompressor(level=_COMPRESSION_LEVEL)
-    await connection.execute(
-        t.payloads.insert(),
+    await many.insert(
+        connection,
+        t.payloads,
         [
             {
                 "rollout_id": each.rollout_id,
