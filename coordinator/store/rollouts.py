@@ -16,7 +16,7 @@ from coordinator.store.database import among
 from coordinator.store.groups import unpack_tokens
 from protocol.rollout import Rollout
 from protocol.signing import SignedEnvelope
-from protocol.wire import rollout_from_payload
+from protocol.wire import rollout_from_store
 
 UNCONSUMED = ("pending", "verifying", "accepted")
 _COMPRESSION_LEVEL = 3
@@ -237,7 +237,7 @@ async def pending(connection: AsyncConnection, ids: Sequence[str], probation_rol
         PendingRollout(
             rollout_id=row.rollout_id,
             worker_id=row.worker_id,
-            rollout=rollout_from_payload(unpack_payload(row.payload)),
+            rollout=rollout_from_store(unpack_payload(row.payload)),
             group_id=row.group_id,
             environment=row.environment,
             task_index=row.task_index,
