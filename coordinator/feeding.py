@@ -15,7 +15,7 @@ from coordinator import groups as rules
 from coordinator import step_alarms
 from coordinator.groups import Drop, Member, Reopen, Serve
 from coordinator.scheduling import Scheduling
-from coordinator.store import database, events, groups, leases, rollouts, versions
+from coordinator.store import database, events, groups, leases, many, rollouts, versions
 from coordinator.store import tables as t
 from coordinator.store.database import Database, Lane, among
 from coordinator.store.groups import unpack_tokens
@@ -24,10 +24,10 @@ from protocol.errors import UserError
 from protocol.lease import LeaseState, finish
 from protocol.manifest import manifest_digest
 from protocol.policy import PolicyVersion, staleness
-from protocol.rollout import RolloutGroup, VerifiedRollout
 from protocol.rotation import KeyRing
 from protocol.signing import SignedEnvelope
-from protocol.wire import floats_from_bytes, rollout_from_payload
+from protocol.wire import group_to_wire, tokens_on_wire, verified_to_wire
+from protos.rollswarm.v1 import trainer_pb2
 
 _CANDIDATES = 64
 _LOADED_AT_ONCE = 8  # groups
@@ -82,8 +82,8 @@ class Feeding:
 
     async def pull(
         self, *, batch: int, trainer_version: int, held: Sequence[str], max_groups: int
-    ) -> list[RolloutGroup]:
-        """Groups of this batch that the trainer does not hold yet; newly assigned ones while there is room."""
+    ) -> list[trainer_pb2.RolloutGroup]:
+        """Groups of this batch that the trainer does not hold yet, as they are sent; new ones while there is room."""
         async with self._db.read() as connection:  # most pulls find nothing new, and need hold up nobody to see that
             known = await _batch(connection, batch)
             news = known is None or known.acknowledged_at is not None
@@ -105,14 +105,14 @@ class Feeding:
         async with self._db.read() as connection:  # what is large, when nobody waits for it any more
             return await self._answer(connection, [group for group in assigned if group.group_id not in set(held)])
 
-    async def _answer(self, connection: AsyncConnection, wanted: Sequence[Row]) -> list[RolloutGroup]:
+    async def _answer(self, connection: AsyncConnection, wanted: Sequence[Row]) -> list[trainer_pb2.RolloutGroup]:
         """As many groups as a message may hold, at least one; the trainer asks again for the others."""
-        answer: list[RolloutGroup] = []
+        answer: list[trainer_pb2.RolloutGroup] = []
         tokens = 0
         for begin in range(0, len(wanted), _LOADED_AT_ONCE):
             for group in await self._load(connection, wanted[begin : begin + _LOADED_AT_ONCE]):
                 answer.append(group)
-                tokens += sum(len(item.rollout.token_ids) for item in group.rollouts)
+                tokens += tokens_on_wire(group)
                 if tokens >= _ANSWER_TOKENS:
                     return answer
         return answer
@@ -176,8 +176,9 @@ class Feeding:
         await self._close(connection, ids)
         await groups.assign(connection, ids, batch)
         await rollouts.set_state(connection, sorted(fresh), "served")
-        await connection.execute(
-            t.consumptions.insert(),
+        await many.insert(
+            connection,
+            t.consumptions,
             [
                 {
                     "rollout_id": row.rollout_id,
@@ -191,7 +192,7 @@ class Feeding:
             ],
         )
 
-    async def _load(self, connection: AsyncConnection, wanted: Sequence[Row]) -> list[RolloutGroup]:
+    async def _load(self, connection: AsyncConnection, wanted: Sequence[Row]) -> list[trainer_pb2.RolloutGroup]:
         rows = await connection.execute(
             select(
                 t.rollouts.c.group_id,
@@ -209,27 +210,27 @@ class Feeding:
             .where(among(connection, t.rollouts.c.group_id, [group.group_id for group in wanted]))
             .order_by(t.rollouts.c.sample_id)
         )
-        members: dict[str, list[VerifiedRollout]] = {group.group_id: [] for group in wanted}
+        members: dict[str, list[trainer_pb2.VerifiedRollout]] = {group.group_id: [] for group in wanted}
         for row in rows:
             members[row.group_id].append(
-                VerifiedRollout(
+                verified_to_wire(
+                    rollouts.unpack_payload(row.payload),
                     rollout_id=row.rollout_id,
                     sample_id=row.sample_id,
                     worker_id=row.worker_id,
-                    rollout=rollout_from_payload(rollouts.unpack_payload(row.payload)),
                     reward=row.reward,
-                    old_logprobs=floats_from_bytes(row.old_logprobs),
+                    old_logprobs=row.old_logprobs,
                     audited=row.audited,
                 )
             )
         return [
-            RolloutGroup(
+            group_to_wire(
                 group_id=group.group_id,
                 task_id=f"{group.environment}/{group.task_index}",
                 environment=group.environment,
                 prompt_token_ids=unpack_tokens(group.prompt_token_ids),
                 n_requested=group.n_samples,
-                rollouts=tuple(members[group.group_id]),
+                rollouts=members[group.group_id],
             )
             for group in wanted
         ]

@@ -139,6 +139,7 @@ def serve(config: ConfigPath) -> None:
 
     from coordinator import trainer_token
     from coordinator.config import load_run_file
+    from coordinator.garbage import settle
     from coordinator.serve import serve as run_server
     from protocol import keyfile
 
@@ -153,6 +154,7 @@ def serve(config: ConfigPath) -> None:
     async def run() -> None:
         await run_server(run_file, identity=identity, trainer_token=token, stop=_stop_event(), on_ready=_print_ready)
 
+    settle()
     asyncio.run(run())
 
 
@@ -168,6 +170,7 @@ def verify(
     import asyncio
 
     from coordinator.config import load_run_file
+    from coordinator.garbage import settle
     from coordinator.verification.process import run_verifier
 
     set_up_logging()
@@ -177,6 +180,7 @@ def verify(
     async def run() -> None:
         await run_verifier(run_file, cache=folder, device=device, stop=_stop_event())
 
+    settle()
     asyncio.run(run())
 
 

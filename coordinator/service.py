@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 from sqlalchemy import select
@@ -32,7 +32,7 @@ from protocol.rollout import AT_LEAST, RejectionReason, SamplingParams
 from protocol.signing import public_key
 from protocol.terms import PROTOCOL_MAX, PROTOCOL_MIN, TURNS_PROTOCOL
 from protocol.turns import Turns
-from protocol.wire import envelope_from_wire, envelope_to_wire, group_to_wire, sampling_to_wire
+from protocol.wire import envelope_from_wire, envelope_to_wire, sampling_to_wire
 from protos.rollswarm.v1 import trainer_pb2, trainer_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 MAX_WAIT_S = 30.0
@@ -259,7 +259,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
     async def PullGroups(  # noqa: N802
         self, request: trainer_pb2.PullGroupsRequest, context: grpc.aio.ServicerContext
     ) -> trainer_pb2.PullGroupsResponse:
-        async def attempt() -> list[Any]:
+        async def attempt() -> list[trainer_pb2.RolloutGroup]:
             return await self._feeding.pull(
                 batch=request.batch,
                 trainer_version=request.trainer_version,
@@ -268,7 +268,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
             )
 
         found = await poll(attempt, bool, request.wait_ms / 1000)
-        return trainer_pb2.PullGroupsResponse(groups=[group_to_wire(group) for group in found])
+        return trainer_pb2.PullGroupsResponse(groups=found)
 
     async def AcknowledgeBatches(  # noqa: N802
         self, request: trainer_pb2.AcknowledgeBatchesRequest, context: grpc.aio.ServicerContext

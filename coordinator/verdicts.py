@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.evidence import Alarm
 from coordinator.hardware import is_alert
-from coordinator.store import events, groups, hardware, leases, rollouts, workers
+from coordinator.store import events, groups, hardware, leases, many, rollouts, workers
 from coordinator.store import tables as t
 from coordinator.verification.pooled import STRIKE, Pooled
 from protocol.lease import LeaseState, finish
@@ -74,8 +74,9 @@ async def turn_down(
 
 async def insert(connection: AsyncConnection, found: Mapping[str, Verdict], verifier: str, at: float) -> None:
     """Store verdicts by rollout, and nothing else of what they do."""
-    await connection.execute(
-        t.verdicts.insert(),
+    await many.insert(
+        connection,
+        t.verdicts,
         [
             {
                 "rollout_id": rollout_id,

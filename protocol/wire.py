@@ -8,9 +8,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
+from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from protocol.declaration import BF16, HARDWARE_LENGTH, UNDECLARED, Declaration, printable
 from protocol.errors import WorkerFault
@@ -74,9 +76,18 @@ def _looked_at(message: Message) -> tuple[tuple[str, bool], ...]:
         known = _LOOKED_AT[name] = tuple(
             (field.name, field.has_presence)
             for field in message.DESCRIPTOR.fields
-            if field.cpp_type in _CHECKED and field.type != FieldDescriptor.TYPE_BYTES
+            if field.cpp_type in _CHECKED
+            and field.type != FieldDescriptor.TYPE_BYTES
+            and not _is_harmless(field.message_type)
         )
     return known
+
+
+def _is_harmless(kind: Any) -> bool:
+    """Whether this is a kind of message (None: none) with small numbers and bytes alone, such as proofs."""
+    return kind is not None and not any(
+        field.cpp_type in _CHECKED and field.type != FieldDescriptor.TYPE_BYTES for field in kind.fields
+    )
 
 
 def envelope_to_wire(envelope: SignedEnvelope) -> common_pb2.SignedEnvelope:
@@ -143,10 +154,21 @@ def rollout_from_payload(payload: bytes) -> Rollout:
     except DecodeError as error:
         raise WorkerFault(RejectionReason.FORM, "the payload is no RolloutPayload") from error
     check_storable(message)
-    if has_unknown_fields(message):
-        raise WorkerFault(RejectionReason.FORM, "the payload has fields that this protocol does not define")
     if max(len(message.segments), len(message.spans), len(message.proofs)) > _PIECES_MAX:
         raise WorkerFault(RejectionReason.FORM, f"more than {_PIECES_MAX} segments, spans or lists of proofs")
+    if has_unknown_fields(message):
+        raise WorkerFault(RejectionReason.FORM, "the payload has fields that this protocol does not define")
+    return _rollout(message)
+
+
+def rollout_from_store(payload: bytes) -> Rollout:
+    """Parse a submission that `rollout_from_payload` took when it came."""
+    message = worker_pb2.RolloutPayload()
+    message.ParseFromString(payload)
+    return _rollout(message)
+
+
+def _rollout(message: worker_pb2.RolloutPayload) -> Rollout:
     return Rollout(
         run_id=message.run_id,
         lease_id=message.lease_id,
@@ -163,10 +185,8 @@ def rollout_from_payload(payload: bytes) -> Rollout:
 
 def has_unknown_fields(message: worker_pb2.RolloutPayload) -> bool:
     """Does the message carry fields outside the schema, such as a claimed reward?"""
-    known = worker_pb2.RolloutPayload()
-    known.CopyFrom(message)
-    known.DiscardUnknownFields()
-    return known.ByteSize() != message.ByteSize()
+    parts = (message, *message.segments, *message.spans, *message.proofs)  # the schema nests no deeper
+    return any(len(UnknownFieldSet(part)) for part in parts)
 
 
 def rollout_id(payload: bytes) -> str:
@@ -184,17 +204,6 @@ def sampling_from_wire(message: common_pb2.SamplingParams) -> SamplingParams:
     return SamplingParams(message.temperature, message.max_tokens, tuple(message.eos_token_ids))
 
 
-def group_to_wire(group: RolloutGroup) -> trainer_pb2.RolloutGroup:
-    return trainer_pb2.RolloutGroup(
-        group_id=group.group_id,
-        task_id=group.task_id,
-        environment=group.environment,
-        prompt_token_ids=group.prompt_token_ids,
-        n_requested=group.n_requested,
-        rollouts=[_verified_to_wire(rollout) for rollout in group.rollouts],
-    )
-
-
 def group_from_wire(message: trainer_pb2.RolloutGroup) -> RolloutGroup:
     return RolloutGroup(
         group_id=message.group_id,
@@ -206,20 +215,57 @@ def group_from_wire(message: trainer_pb2.RolloutGroup) -> RolloutGroup:
     )
 
 
-def _verified_to_wire(verified: VerifiedRollout) -> trainer_pb2.VerifiedRollout:
-    rollout = verified.rollout
-    return trainer_pb2.VerifiedRollout(
-        rollout_id=verified.rollout_id,
-        sample_id=verified.sample_id,
-        worker_id=verified.worker_id,
-        segments=[_segment_to_wire(segment) for segment in rollout.segments],
-        spans=[_span_to_wire(span) for span in rollout.spans],
-        behaviour_logprobs=floats_to_bytes(rollout.logprobs),
-        old_logprobs=floats_to_bytes(verified.old_logprobs),
-        reward=verified.reward,
-        audited=verified.audited,
-        stop_reason=_STOP_TO_WIRE[rollout.stop_reason],
+def group_to_wire(
+    *,
+    group_id: str,
+    task_id: str,
+    environment: str,
+    prompt_token_ids: Sequence[int],
+    n_requested: int,
+    rollouts: Iterable[trainer_pb2.VerifiedRollout],
+) -> trainer_pb2.RolloutGroup:
+    """A group whose rollouts `verified_to_wire` made."""
+    return trainer_pb2.RolloutGroup(
+        group_id=group_id,
+        task_id=task_id,
+        environment=environment,
+        prompt_token_ids=prompt_token_ids,
+        n_requested=n_requested,
+        rollouts=rollouts,
     )
+
+
+def verified_to_wire(
+    payload: bytes,
+    *,
+    rollout_id: str,
+    sample_id: str,
+    worker_id: str,
+    reward: float,
+    old_logprobs: bytes,
+    audited: bool,
+) -> trainer_pb2.VerifiedRollout:
+    """A submission that `rollout_from_payload` took when it came, as the trainer gets it: its parts are copied as they
+    are. `old_logprobs`: as `floats_to_bytes` packs them."""
+    message = worker_pb2.RolloutPayload()
+    message.ParseFromString(payload)
+    return trainer_pb2.VerifiedRollout(
+        rollout_id=rollout_id,
+        sample_id=sample_id,
+        worker_id=worker_id,
+        segments=message.segments,
+        spans=message.spans,
+        behaviour_logprobs=message.logprobs,
+        old_logprobs=old_logprobs,
+        reward=reward,
+        audited=audited,
+        stop_reason=message.stop_reason,
+    )
+
+
+def tokens_on_wire(group: trainer_pb2.RolloutGroup) -> int:
+    """How many tokens all rollouts of a group have together."""
+    return sum(len(segment.token_ids) for rollout in group.rollouts for segment in rollout.segments)
 
 
 def _verified_from_wire(message: trainer_pb2.VerifiedRollout) -> VerifiedRollout:

@@ -32,7 +32,7 @@ from protocol.ledger import Standing
 from protocol.rollout import Outcome, RejectionReason, Task, Verdict
 from protocol.signing import Identity, SignedEnvelope
 from protocol.turns import Turns
-from protocol.wire import rollout_id
+from protocol.wire import group_from_wire, rollout_id
 from tests.factories import (
     COORDINATOR,
     EOS,
@@ -126,7 +126,9 @@ class StoredRun:
         return await self.feeding.announce(make_version(version))
 
     async def pull(self, batch: int = 0, version: int = 0, held: Sequence[str] = (), max_groups: int = 2) -> list[Any]:
-        return await self.feeding.pull(batch=batch, trainer_version=version, held=held, max_groups=max_groups)
+        """The groups as the trainer reads them."""
+        found = await self.feeding.pull(batch=batch, trainer_version=version, held=held, max_groups=max_groups)
+        return [group_from_wire(group) for group in found]
 
     # What a worker does
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from coordinator.config import load_run_file
+from coordinator.garbage import settle
 from coordinator.store.database import Database
 from coordinator.store.rollouts import PendingRollout
 from coordinator.verification.classes import classes_of
@@ -77,4 +78,5 @@ async def verify(config: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.coordinator.recorded")
     parser.add_argument("--config", type=Path, required=True)
+    settle()
     asyncio.run(verify(parser.parse_args().config))

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, bindparam, func, select, update
+from sqlalchemy import Row, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from coordinator.store import many
 from coordinator.store import tables as t
 from coordinator.store.database import among
 from coordinator.verification.comparison import Member
@@ -71,17 +72,17 @@ class Book:
 
     async def write(self) -> None:
         """Store what was changed."""
-        for known, statement in ((True, _UPDATE), (False, t.evidence.insert())):
-            worker, name = ("of_worker", "of_test") if known else ("worker_id", "test")
-            rows = [
-                {worker: worker_id, name: test} | _values(self._kept[worker_id][test], self.at)
-                for worker_id, test in sorted(self._changed)
-                if ((worker_id, test) in self._stored) is known
-            ]
-            if rows:
-                await self.connection.execute(statement, rows)
+        known, new = sorted(self._changed & self._stored), sorted(self._changed - self._stored)
+        await _UPDATE.execute(self.connection, self._rows(known, "of_worker", "of_test"))
+        await many.insert(self.connection, t.evidence, self._rows(new, "worker_id", "test"))
         self._stored |= self._changed
         self._changed.clear()
+
+    def _rows(self, keys: Sequence[tuple[str, str]], worker: str, name: str) -> list[dict[str, Any]]:
+        """What is kept under these keys, which have these names."""
+        return [
+            {worker: worker_id, name: test} | _values(self._kept[worker_id][test], self.at) for worker_id, test in keys
+        ]
 
 
 def _evidence(row: Row) -> Evidence:
@@ -102,10 +103,16 @@ def _values(kept: Kept, at: float) -> dict[str, Any]:
     }
 
 
-_UPDATE = (
-    update(t.evidence)
-    .where(t.evidence.c.worker_id == bindparam("of_worker"), t.evidence.c.test == bindparam("of_test"))
-    .values({name: bindparam(name) for name in ("bets", "log_e", "rollouts", "tokens", "updated_at", "alarmed_at")})
+_CHANGING = ("bets", "log_e", "rollouts", "tokens", "updated_at", "alarmed_at")
+_UPDATE = many.UpdateMany(
+    lambda given: (
+        update(t.evidence)
+        .where(t.evidence.c.worker_id == given("of_worker"), t.evidence.c.test == given("of_test"))
+        .values({name: given(name) for name in _CHANGING})
+    ),
+    of_worker=t.evidence.c.worker_id.type,
+    of_test=t.evidence.c.test.type,
+    **{name: t.evidence.c[name].type for name in _CHANGING},
 )
 
 

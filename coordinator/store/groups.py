@@ -10,6 +10,7 @@ import numpy as np
 from sqlalchemy import Row, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from coordinator.store import many
 from coordinator.store.database import among
 from coordinator.store.tables import groups, leases, rollouts, samples
 
@@ -55,7 +56,7 @@ async def insert(connection: AsyncConnection, new: Sequence[NewGroup], at: float
     """Store groups and their samples; the latter, which wait to be leased."""
     if not new:
         return []
-    await connection.execute(groups.insert(), [_values(group, at) for group in new])
+    await many.insert(connection, groups, [_values(group, at) for group in new])
     rows = [
         {
             "sample_id": f"{group.group_id}-{i}",
@@ -68,7 +69,7 @@ async def insert(connection: AsyncConnection, new: Sequence[NewGroup], at: float
         for group in new
         for i, seed in enumerate(group.seeds)
     ]
-    await connection.execute(samples.insert(), rows)
+    await many.insert(connection, samples, rows)
     return [
         LeasableSample(
             f"{group.group_id}-{i}",
@@ -172,6 +173,9 @@ async def used_by_worker(connection: AsyncConnection, worker_id: str) -> dict[st
 
 async def waiting(connection: AsyncConnection, limit: int, *, after: int = 0) -> list[LeasableSample]:
     """Samples that wait for a lease, the oldest group's first, without the first `after` of them."""
+    # From the samples to their groups: an outer join, and a condition that is true of no absent group, leave no other way.
+    # Few samples wait and many groups are open, and a planner that thinks otherwise reads what waits anew for each of them.
+    is_open = func.coalesce(groups.c.state, "") == "open"
     rows = await connection.execute(
         select(
             samples.c.sample_id,
@@ -182,8 +186,8 @@ async def waiting(connection: AsyncConnection, limit: int, *, after: int = 0) ->
             groups.c.max_tokens,
             groups.c.environment,
         )
-        .join(groups, groups.c.group_id == samples.c.group_id)
-        .where(samples.c.state == "waiting", groups.c.state == "open")
+        .outerjoin(groups, groups.c.group_id == samples.c.group_id)
+        .where(samples.c.state == "waiting", is_open)
         .order_by(samples.c.ordinal)
         .limit(limit)
         .offset(after)

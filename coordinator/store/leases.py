@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, bindparam, func, select, update
+from sqlalchemy import Row, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from coordinator.store import many
 from coordinator.store.database import among
 from coordinator.store.tables import groups, leases, samples, workers
 from protocol.declaration import UNDECLARED
@@ -103,7 +104,7 @@ async def insert(connection: AsyncConnection, new: Sequence[NewLease], at: float
     """
     if not new:
         return
-    await connection.execute(leases.insert(), [_values(each, at) for each in new])
+    await many.insert(connection, leases, [_values(each, at) for each in new])
     await connection.execute(
         update(samples)
         .where(among(connection, samples.c.sample_id, [each.lease.sample_id for each in new]))
@@ -136,25 +137,28 @@ async def save_many(connection: AsyncConnection, changed: Sequence[Lease]) -> No
     if not changed:
         return
     ordered = sorted(changed, key=lambda lease: lease.lease_id)
-    await connection.execute(_SAVE, [_changing(lease) for lease in ordered])
+    await _SAVE.execute(connection, [_changing(lease) for lease in ordered])
     free = [each.sample_id for each in ordered if each.state not in (LeaseState.LIVE, LeaseState.COMPLETED)]
     if free:
         theirs = among(connection, samples.c.sample_id, free) & (samples.c.state == "leased")
         await connection.execute(update(samples).where(theirs).values(state="waiting"))
 
 
-_SAVE = (
-    update(leases)
-    .where(leases.c.lease_id == bindparam("of_lease"))
-    .values(
-        deadline=bindparam("deadline"),
-        state=bindparam("state"),
-        committed_length=bindparam("committed_length"),
-        committed_digest=bindparam("committed_digest"),
-        committed_version=bindparam("committed_version"),
-        committed_signature=bindparam("committed_signature"),
-        earlier_commitments=bindparam("earlier_commitments"),
-    )
+_CHANGING = (
+    "deadline",
+    "state",
+    "committed_length",
+    "committed_digest",
+    "committed_version",
+    "committed_signature",
+    "earlier_commitments",
+)
+_SAVE = many.UpdateMany(
+    lambda given: (
+        update(leases).where(leases.c.lease_id == given("of_lease")).values({name: given(name) for name in _CHANGING})
+    ),
+    of_lease=leases.c.lease_id.type,
+    **{name: leases.c[name].type for name in _CHANGING},
 )
 
 
@@ -194,12 +198,17 @@ async def live_of_worker(connection: AsyncConnection, worker_id: str) -> list[Le
 
 async def live_of_groups(connection: AsyncConnection, group_ids: Sequence[str]) -> list[Lease]:
     """The live leases of these groups' samples, locked."""
+    leased = select(samples.c.sample_id).where(
+        among(connection, samples.c.group_id, group_ids), samples.c.state == "leased"
+    )
+    out = list((await connection.execute(leased)).scalars())
+    if not out:
+        return []
     rows = await connection.execute(
         select(leases)
-        .join(samples, samples.c.sample_id == leases.c.sample_id)
-        .where(leases.c.state == "live", among(connection, samples.c.group_id, group_ids))
+        .where(leases.c.state == "live", among(connection, leases.c.sample_id, out))
         .order_by(leases.c.lease_id)
-        .with_for_update(of=leases)
+        .with_for_update()
     )
     return [_lease(row) for row in rows]
 
@@ -220,13 +229,20 @@ async def count_live_of_workers(connection: AsyncConnection, worker_ids: Sequenc
 
 async def count_live_of_newcomers(connection: AsyncConnection, probation_rollouts: int) -> dict[str, int]:
     """By address: live leases of workers that are still on probation, or were granted in shadow."""
+    # Counted by worker before workers are looked up: there are many leases to each.
+    out = (
+        select(leases.c.worker_id, leases.c.shadow, func.count().label("n"))
+        .where(leases.c.state == "live")
+        .group_by(leases.c.worker_id, leases.c.shadow)
+        .subquery()
+    )
     statement = (
-        select(workers.c.address, func.count().label("n"))
-        .select_from(leases.join(workers, workers.c.worker_id == leases.c.worker_id))
-        .where(leases.c.state == "live", (workers.c.accepted < probation_rollouts) | leases.c.shadow.is_(True))
+        select(workers.c.address, func.sum(out.c.n).label("n"))
+        .join(out, out.c.worker_id == workers.c.worker_id)
+        .where((workers.c.accepted < probation_rollouts) | out.c.shadow.is_(True))
         .group_by(workers.c.address)
     )
-    return {row.address: row.n for row in await connection.execute(statement)}
+    return {row.address: int(row.n) for row in await connection.execute(statement)}
 
 
 async def held_before(

@@ -10,13 +10,13 @@ import zstandard
 from sqlalchemy import Row, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from coordinator.store import events, groups
+from coordinator.store import events, groups, many
 from coordinator.store import tables as t
 from coordinator.store.database import among
 from coordinator.store.groups import unpack_tokens
 from protocol.rollout import Rollout
 from protocol.signing import SignedEnvelope
-from protocol.wire import rollout_from_payload
+from protocol.wire import rollout_from_store
 
 UNCONSUMED = ("pending", "verifying", "accepted")
 _COMPRESSION_LEVEL = 3
@@ -60,10 +60,11 @@ async def insert(connection: AsyncConnection, new: Sequence[NewRollout], at: flo
     """Store submissions as they came. Raises IntegrityError if a sample or lease was answered already."""
     if not new:
         return
-    await connection.execute(t.rollouts.insert(), [_values(each, at) for each in new])
+    await many.insert(connection, t.rollouts, [_values(each, at) for each in new])
     compressor = zstandard.ZstdCompressor(level=_COMPRESSION_LEVEL)
-    await connection.execute(
-        t.payloads.insert(),
+    await many.insert(
+        connection,
+        t.payloads,
         [
             {
                 "rollout_id": each.rollout_id,
@@ -236,7 +237,7 @@ async def pending(connection: AsyncConnection, ids: Sequence[str], probation_rol
         PendingRollout(
             rollout_id=row.rollout_id,
             worker_id=row.worker_id,
-            rollout=rollout_from_payload(unpack_payload(row.payload)),
+            rollout=rollout_from_store(unpack_payload(row.payload)),
             group_id=row.group_id,
             environment=row.environment,
             task_index=row.task_index,

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import BigInteger, Row, bindparam, func, select, update
+from sqlalchemy import BigInteger, Row, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from coordinator.store import many
 from coordinator.store.database import among
 from coordinator.store.tables import ledger, workers
 from protocol.declaration import Declaration
@@ -143,23 +144,28 @@ async def credit(connection: AsyncConnection, entries: Sequence[Entry], at: floa
     assert all(entry.kind is EntryKind.CREDIT for entry in entries)
     if not entries:
         return
-    await connection.execute(ledger.insert(), [_line(entry, at) for entry in entries])
+    await many.insert(connection, ledger, [_line(entry, at) for entry in entries])
     added: dict[str, dict[str, Any]] = {}
     for entry in entries:
         sums = added.setdefault(entry.worker_id, {"of_worker": entry.worker_id, "tokens": 0, "count": 0})
         sums["tokens"] += entry.amount
         sums["count"] += 1
-    await connection.execute(_CREDIT, [added[worker_id] for worker_id in sorted(added)])
+    await _CREDIT.execute(connection, [added[worker_id] for worker_id in sorted(added)])
 
 
-_CREDIT = (
-    update(workers)
-    .where(workers.c.worker_id == bindparam("of_worker"))
-    .values(
-        credits=workers.c.credits + bindparam("tokens", type_=BigInteger),
-        clean_tokens=workers.c.clean_tokens + bindparam("tokens", type_=BigInteger),
-        accepted=workers.c.accepted + bindparam("count", type_=BigInteger),
-    )
+_CREDIT = many.UpdateMany(
+    lambda given: (
+        update(workers)
+        .where(workers.c.worker_id == given("of_worker"))
+        .values(
+            credits=workers.c.credits + given("tokens"),
+            clean_tokens=workers.c.clean_tokens + given("tokens"),
+            accepted=workers.c.accepted + given("count"),
+        )
+    ),
+    of_worker=workers.c.worker_id.type,
+    tokens=BigInteger(),
+    count=BigInteger(),
 )
 
 

@@ -34,7 +34,9 @@ from shardcast.client import ShardcastClient
 log = logging.getLogger(__name__)
 
 _IDLE_S = 0.1
+_REST_S = 0.2  # after a claim of all that waited: a round asks as much for one rollout as for many
 _DATABASE_RETRY_S = 1.0
+_PRUNE_EVERY_S = 10.0  # to ask what is needed reads all that is under way
 _KEEP_VERSIONS = 2  # beyond those that staleness admits
 
 
@@ -106,6 +108,7 @@ class Verifier:
         self._max_staleness = run_file.scheduling.max_staleness
         self._probation = run_file.scheduling.probation_rollouts
         self._tracing = start_tracing(run_file.tracing, "rollswarm-verifier")
+        self._prune_at = 0.0  # by the monotonic clock
         self._rules = verdicts.Rules(self._settings.max_strikes, self._probation, judge.pooled)
 
     async def run(self, stop: asyncio.Event, client: ShardcastClient) -> None:
@@ -118,6 +121,8 @@ class Verifier:
                 if pending:
                     await self._judge_and_write(pending)
                     await self._prune(client)
+                    if len(pending) < self._settings.claim_rollouts:
+                        await asyncio.sleep(_REST_S)
                     continue
             except RollswarmError:
                 raise
@@ -195,7 +200,10 @@ class Verifier:
                 )
 
     async def _prune(self, client: ShardcastClient) -> None:
-        """Forget versions on disk that no rollout to come can name."""
+        """Forget versions on disk that no rollout to come can name; now and then, for there is no hurry."""
+        if time.monotonic() < self._prune_at:
+            return
+        self._prune_at = time.monotonic() + _PRUNE_EVERY_S
         async with self._db.read() as connection:
             needed = await versions.required(connection)
         if needed:

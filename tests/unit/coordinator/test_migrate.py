@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, inspect
+from sqlalchemy import Connection, inspect, text
 
 from coordinator.migrate import downgrade, upgrade
 from coordinator.store.database import Database
@@ -59,6 +59,30 @@ async def test_the_newest_of_each_is_found_by_an_index_that_goes_back_as_it_came
     assert not await look(empty_database_url, there) & set(added.values())
     await upgrade(empty_database_url)
     assert await look(empty_database_url, there) >= set(added.values())
+
+
+async def test_how_postgres_keeps_what_is_large_goes_back_as_it_came(empty_database_url: str) -> None:
+    def kept(connection: Connection) -> set[tuple[Any, ...]]:
+        if connection.dialect.name != "postgresql":
+            return set()
+        return {
+            tuple(row)
+            for row in connection.execute(
+                text(
+                    "SELECT c.relname, array_to_string(c.reloptions, ','), a.attname, a.attstorage FROM pg_class c"
+                    " JOIN pg_attribute a ON a.attrelid = c.oid WHERE c.relname IN ('payloads', 'verdicts') AND a.attnum > 0"
+                )
+            )
+        }
+
+    await upgrade(empty_database_url, "0006")
+    before = await look(empty_database_url, kept)
+    await upgrade(empty_database_url)
+    after = await look(empty_database_url, kept)
+    postgres = empty_database_url.startswith("postgresql")
+    assert (("payloads", "toast_tuple_target=4080", "payload", b"e") in after) == postgres
+    await downgrade(empty_database_url, "0006")
+    assert await look(empty_database_url, kept) == before
 
 
 async def test_replicas_may_migrate_at_once(empty_database_url: str) -> None:

@@ -16,11 +16,9 @@ from protocol.rollout import (
     Author,
     RejectionReason,
     Rollout,
-    RolloutGroup,
     SamplingParams,
     Segment,
     StopReason,
-    VerifiedRollout,
     VersionSpan,
 )
 from protocol.wire import (
@@ -32,10 +30,13 @@ from protocol.wire import (
     group_from_wire,
     group_to_wire,
     rollout_from_payload,
+    rollout_from_store,
     rollout_id,
     rollout_to_payload,
     sampling_from_wire,
     sampling_to_wire,
+    tokens_on_wire,
+    verified_to_wire,
 )
 from protos.rollswarm.v1 import common_pb2, trainer_pb2, worker_pb2
 from tests.factories import make_identity, make_rollout
@@ -163,7 +164,9 @@ rollouts = st.builds(
 
 @given(rollouts)
 def test_any_rollout_that_can_be_stored_survives_the_wire_however_senseless(rollout: Rollout) -> None:
-    assert _same(rollout_from_payload(rollout_to_payload(rollout)), rollout)
+    payload = rollout_to_payload(rollout)
+    assert _same(rollout_from_payload(payload), rollout)
+    assert _same(rollout_from_store(payload), rollout)
 
 
 @given(st.lists(st.floats(width=32), max_size=20))
@@ -195,13 +198,31 @@ def test_sampling_survives_the_wire() -> None:
 
 def test_a_group_survives_the_wire_without_the_proofs() -> None:
     rollout = make_rollout("", "g0-1", run_id="", versions=(2, 3))
-    verified = VerifiedRollout("sha256:1", "g0-1", "ed25519:1", rollout, 1.0, (-0.5,) * 6, True)
-    unaudited = VerifiedRollout("sha256:2", "g0-1", "ed25519:1", rollout, 0.0, (), False)
-    group = group_from_wire(
-        group_to_wire(RolloutGroup("g0", "sums/4", "sums", (7, 8), 3, (verified, unaudited))),
+    old = floats_to_bytes((-0.5,) * 6)
+    members = [
+        verified_to_wire(
+            rollout_to_payload(rollout),
+            rollout_id=f"sha256:{number}",
+            sample_id="g0-1",
+            worker_id="ed25519:1",
+            reward=reward,
+            old_logprobs=logprobs,
+            audited=audited,
+        )
+        for number, reward, logprobs, audited in ((1, 1.0, old, True), (2, 0.0, b"", False))
+    ]
+    sent = group_to_wire(
+        group_id="g0", task_id="sums/4", environment="sums", prompt_token_ids=(7, 8), n_requested=3, rollouts=members
     )
+    assert tokens_on_wire(sent) == 2 * len(rollout.token_ids)
+    group = group_from_wire(sent)
     assert (group.group_id, group.task_id, group.prompt_token_ids, group.n_requested) == ("g0", "sums/4", (7, 8), 3)
     first, second = group.rollouts
+    assert [(each.rollout_id, each.sample_id, each.worker_id) for each in group.rollouts] == [
+        ("sha256:1", "g0-1", "ed25519:1"),
+        ("sha256:2", "g0-1", "ed25519:1"),
+    ]
+    assert first.rollout.segments == rollout.segments
     assert first.rollout.token_ids == rollout.token_ids
     assert first.rollout.spans == rollout.spans
     assert first.rollout.logprobs == rollout.logprobs

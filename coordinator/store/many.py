@@ -1,0 +1,79 @@
+"""One statement for many rows. PostgreSQL gets one array for each column rather than one statement for each row, which costs
+both sides several times as much; SQLite, which has no arrays and no round trips, gets the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import (
+    ARRAY,
+    ColumnElement,
+    Insert,
+    String,
+    Table,
+    TableValuedAlias,
+    Update,
+    bindparam,
+    column,
+    func,
+    select,
+)
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.types import TypeEngine
+
+Parameter = Callable[[str], ColumnElement[Any]]
+
+
+async def insert(connection: AsyncConnection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert these rows, which all name the same columns, in this order."""
+    if not rows:
+        return
+    if connection.dialect.name == "sqlite":
+        await connection.execute(table.insert(), list(rows))
+    else:
+        await connection.execute(_insert(table, tuple(rows[0])), _turned(rows))
+
+
+class UpdateMany:
+    """An update that is made once for each of many rows of parameters, no two of which concern the same row.
+
+    `statement`: makes it of what stands for each parameter; `types`: those of the parameters.
+    """
+
+    def __init__(self, statement: Callable[[Parameter], Update], **types: TypeEngine[Any]) -> None:
+        self._each = statement(lambda name: bindparam(name, type_=types[name]))
+        self._all = statement(_given(types).c.__getitem__)
+
+    async def execute(self, connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Update by these parameters."""
+        if not rows:
+            return
+        if connection.dialect.name == "sqlite":
+            await connection.execute(self._each, list(rows))
+        else:
+            await connection.execute(self._all, _turned(rows))
+
+
+@lru_cache(maxsize=64)
+def _insert(table: Table, names: tuple[str, ...]) -> Insert:
+    given = _given({name: table.c[name].type for name in names})
+    return table.insert().from_select(list(names), select(*(given.c[name] for name in names)))
+
+
+def _given(types: Mapping[str, TypeEngine[Any]]) -> TableValuedAlias:
+    """Rows made of parameters, each of which is an array that holds a column."""
+    kinds = {name: _unbounded(kind) for name, kind in types.items()}
+    arrays = (bindparam(name, type_=ARRAY(kind, dimensions=1)) for name, kind in kinds.items())
+    columns = (column(name, kind) for name, kind in kinds.items())
+    return func.unnest(*arrays).table_valued(*columns).render_derived()
+
+
+def _unbounded(kind: TypeEngine[Any]) -> TypeEngine[Any]:
+    """Without a text's length: PostgreSQL would cut what is longer, silently, where the column itself refuses it."""
+    return String() if isinstance(kind, String) else kind
+
+
+def _turned(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in rows] for name in rows[0]}
