@@ -55,10 +55,12 @@ class Benchmark:
             self._warm_up(fleet, stand)
             pairs = []
             for _ in range(self._rounds):
+                stand.settle()
                 bare = self._phase("echo", "closed loop", echo, echo_pids, None)
                 ours = self._phase(database, "closed loop", fleet, stand.pids, stand)
                 pairs.append((ours.rollouts_per_s, bare.rollouts_per_s))
             full = median(ours for ours, _ in pairs)
+            stand.settle()
             at_load = self._phase(database, "open loop, 70 %", fleet, stand.pids, stand, rate=_LOAD * full)
         self.results[database] = {
             "rollouts_per_s": full,
@@ -83,6 +85,7 @@ class Benchmark:
         with Fleet(stand.endpoints, stand.run_id, self._shape, self._clients, first=10_000) as fleet:
             fleet.register()
             fleet.closed_loop(self._seconds / 2)
+            stand.settle()
             both = self._phase(f"{database}, 2 replicas", "closed loop", fleet, stand.pids, stand)
         self.results[database]["with_second_replica"] = both.rollouts_per_s / alone
 

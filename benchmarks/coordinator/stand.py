@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import urllib.request
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from demo.presets import Ports
 from demo.processes import Process, Processes
 
 _READY_S = 60.0
+_SETTLE_S = 120.0
+_LOOK_S = 1.0
 _DATABASE = "benchmark"
 
 
@@ -75,6 +78,21 @@ class Stand:
         """Rollouts received, judged, and served to the trainer."""
         tables = {"received": t.rollouts, "judged": t.verdicts, "consumed": t.consumptions}
         return {name: asyncio.run(self._ask(select(func.count()).select_from(table))) for name, table in tables.items()}
+
+    def settle(self) -> None:
+        """Wait until all that was received is judged, and the trainer takes no more: what waits would be another phase's load.
+
+        Raises AssertionError if that takes too long.
+        """
+        deadline, before = time.monotonic() + _SETTLE_S, self.counts()
+        while True:
+            time.sleep(_LOOK_S)
+            self.check()
+            found = self.counts()
+            if found["judged"] == found["received"] and found == before:
+                return
+            assert time.monotonic() < deadline, f"not settled after {_SETTLE_S:.0f} s: {found}"
+            before = found
 
     async def _ask(self, statement: object) -> int:
         db = Database.open(self.url)
