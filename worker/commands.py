@@ -65,17 +65,23 @@ def _add_config(app: typer.Typer, configure: Configure) -> None:
         typer.echo(f"\nflags before environment before {config_path()} before defaults")
 
 
+# Flags of `worker join` that are not called as their settings are.
+_SPELT = {"--compile": "--no-enforce-eager"}
+
+
 def parse_flags(arguments: list[str]) -> dict[str, str | bool]:
-    """`--max-model-len 128 --peers --no-enforce-eager` by the names of the settings. Raises UserError for anything else."""
+    """`--max-model-len 128 --peers --compile` by the names of the settings. Raises UserError for anything else."""
     from protocol.errors import UserError
     from worker.config import WorkerConfig
 
-    switches = {name for name, field in WorkerConfig.model_fields.items() if field.annotation is bool}
+    fields = WorkerConfig.model_fields.items()
+    switches = {name for name, field in fields if field.annotation in (bool, bool | None)}
     known = ", ".join("--" + name.replace("_", "-") for name in WorkerConfig.model_fields)
     found: dict[str, str | bool] = {}
     rest = list(arguments)
     while rest:
-        flag, equals, value = rest.pop(0).partition("=")
+        flag, equals, value = _SPELT.get(rest[0], rest[0]).partition("=")
+        rest.pop(0)
         name = flag.removeprefix("--").replace("-", "_")
         if flag.startswith("--") and not equals and name.removeprefix("no_") in switches:
             found[name.removeprefix("no_")] = name in switches

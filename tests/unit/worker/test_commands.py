@@ -18,12 +18,13 @@ def run(*arguments: str) -> str:
 
 
 def test_flags_are_read_by_the_names_of_the_settings() -> None:
-    assert parse_flags(["--max-model-len", "128", "--peers", "--no-enforce-eager", "--name=box"]) == {
+    assert parse_flags(["--max-model-len", "128", "--peers", "--compile", "--name=box"]) == {
         "max_model_len": "128",
         "peers": True,
         "enforce_eager": False,
         "name": "box",
     }
+    assert parse_flags(["--enforce-eager"]) == {"enforce_eager": True}
     for wrong in (["--speed", "1"], ["concurrency"], ["--name"], ["--no-name", "x"]):
         with pytest.raises(UserError):
             parse_flags(wrong)
