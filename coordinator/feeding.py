@@ -26,7 +26,7 @@ from protocol.manifest import manifest_digest
 from protocol.policy import PolicyVersion, staleness
 from protocol.rotation import KeyRing
 from protocol.signing import SignedEnvelope
-from protocol.wire import group_to_wire, tokens_on_wire, verified_to_wire
+from protocol.wire import tokens_on_wire, verified_to_wire
 from protos.rollswarm.v1 import trainer_pb2
 
 _CANDIDATES = 64
@@ -224,7 +224,7 @@ class Feeding:
                 )
             )
         return [
-            group_to_wire(
+            trainer_pb2.RolloutGroup(
                 group_id=group.group_id,
                 task_id=f"{group.environment}/{group.task_index}",
                 environment=group.environment,

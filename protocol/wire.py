@@ -215,26 +215,6 @@ def group_from_wire(message: trainer_pb2.RolloutGroup) -> RolloutGroup:
     )
 
 
-def group_to_wire(
-    *,
-    group_id: str,
-    task_id: str,
-    environment: str,
-    prompt_token_ids: Sequence[int],
-    n_requested: int,
-    rollouts: Iterable[trainer_pb2.VerifiedRollout],
-) -> trainer_pb2.RolloutGroup:
-    """A group whose rollouts `verified_to_wire` made."""
-    return trainer_pb2.RolloutGroup(
-        group_id=group_id,
-        task_id=task_id,
-        environment=environment,
-        prompt_token_ids=prompt_token_ids,
-        n_requested=n_requested,
-        rollouts=rollouts,
-    )
-
-
 def verified_to_wire(
     payload: bytes,
     *,

@@ -80,8 +80,8 @@ def parse_flags(arguments: list[str]) -> dict[str, str | bool]:
     found: dict[str, str | bool] = {}
     rest = list(arguments)
     while rest:
-        flag, equals, value = _SPELT.get(rest[0], rest[0]).partition("=")
-        rest.pop(0)
+        argument = rest.pop(0)
+        flag, equals, value = _SPELT.get(argument, argument).partition("=")
         name = flag.removeprefix("--").replace("-", "_")
         if flag.startswith("--") and not equals and name.removeprefix("no_") in switches:
             found[name.removeprefix("no_")] = name in switches

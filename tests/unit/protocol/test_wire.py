@@ -28,7 +28,6 @@ from protocol.wire import (
     floats_from_bytes,
     floats_to_bytes,
     group_from_wire,
-    group_to_wire,
     rollout_from_payload,
     rollout_from_store,
     rollout_id,
@@ -211,7 +210,7 @@ def test_a_group_survives_the_wire_without_the_proofs() -> None:
         )
         for number, reward, logprobs, audited in ((1, 1.0, old, True), (2, 0.0, b"", False))
     ]
-    sent = group_to_wire(
+    sent = trainer_pb2.RolloutGroup(
         group_id="g0", task_id="sums/4", environment="sums", prompt_token_ids=(7, 8), n_requested=3, rollouts=members
     )
     assert tokens_on_wire(sent) == 2 * len(rollout.token_ids)
