@@ -73,6 +73,9 @@ class Facts:
     horizon: float | None
     decisions: dict[str, str | None]
     tried: dict[str, int]  # leases that a class in shadow has used up
+    # Asked once for all of the transaction's workers, if for any.
+    paces: dict[str, Pace | None] | None = None
+    active: list[str] | None = None  # two of the workers that were here of late, if there are two
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +176,23 @@ class Granting:
             load.elsewhere = await workers.newcomers_at(connection, probation, since)
         return load.newcomers
 
-    async def _pace(self, connection: AsyncConnection, worker_id: str, at: float) -> Pace | None:
-        kept = self._paces.get(worker_id)
-        if kept is None or not kept[0] <= at < kept[0] + self._freshness.pace_s:
-            kept = self._paces[worker_id] = (at, await pace_store.of_worker(connection, worker_id, at))
+    async def _pace(self, connection: AsyncConnection, worker_id: str, facts: Facts) -> Pace | None:
+        if facts.paces is None:
+            facts.paces = await self._measured(connection, list(facts.known), facts.at)
+        return facts.paces[worker_id]
+
+    async def _measured(
+        self, connection: AsyncConnection, worker_ids: Sequence[str], at: float
+    ) -> dict[str, Pace | None]:
+        kept = {worker_id: self._paces[worker_id] for worker_id in worker_ids if worker_id in self._paces}
+        fresh = {each: pace for each, (then, pace) in kept.items() if then <= at < then + self._freshness.pace_s}
+        anew = await pace_store.of_workers(connection, [each for each in worker_ids if each not in fresh], at)
+        for worker_id, measured in anew.items():
+            self._paces[worker_id] = (at, measured)
             self._paces.move_to_end(worker_id)
-            if len(self._paces) > _PACES:
-                self._paces.popitem(last=False)
-        return kept[1]
+        while len(self._paces) > _PACES:
+            self._paces.popitem(last=False)
+        return fresh | anew
 
     # Decisions
 
@@ -208,11 +220,11 @@ class Granting:
             granted = dispatch.within_share(granted, leased[worker.address], most, "newcomers")
         if granted.count == 0:
             return granted
-        measured = await self._pace(connection, request.worker_id, facts.at)
+        measured = await self._pace(connection, request.worker_id, facts)
         if pace.too_slow(measured, facts.horizon):
             return dispatch.Grant(0, "too slow")
         granted = dispatch.within_share(granted, live, pace.most_leases(measured, facts.horizon), "speed")
-        share = await self._share(connection, request.worker_id, facts.at)
+        share = await self._share(connection, request.worker_id, facts)
         granted = dispatch.within_share(granted, live, share.leases)
         granted = dispatch.within_trial(granted, trial.room)
         if granted.count == 0:
@@ -251,15 +263,16 @@ class Granting:
             facts.tried[name] = await hardware.count_used(connection, name)
         return dispatch.Trial(name, True, max(0, rules.shadow_rollouts - facts.tried[name]))
 
-    async def _share(self, connection: AsyncConnection, worker_id: str, at: float) -> dispatch.Share:
+    async def _share(self, connection: AsyncConnection, worker_id: str, facts: Facts) -> dispatch.Share:
         """What this worker may have of each group, and of all leases."""
         scheduling = self.scheduling
         if scheduling.worker_share >= 1.0:
             return dispatch.EVERYTHING
-        since = at - scheduling.lease_term_s
+        if facts.active is None:
+            facts.active = await workers.two_active(connection, facts.at - scheduling.lease_term_s)
         return dispatch.share_of(
             scheduling.worker_share,
-            others_active=await workers.others_active(connection, worker_id, since),
+            others_active=any(each != worker_id for each in facts.active),
             group_size=scheduling.group_size,
             capacity=capacity(scheduling.max_staleness, scheduling.batch_samples),
         )

@@ -135,7 +135,7 @@ def certificate(
 @app.command()
 def serve(config: ConfigPath) -> None:
     """Serve workers, the trainer, and the status page."""
-    import asyncio
+    import uvloop
 
     from coordinator import trainer_token
     from coordinator.config import load_run_file
@@ -155,7 +155,7 @@ def serve(config: ConfigPath) -> None:
         await run_server(run_file, identity=identity, trainer_token=token, stop=_stop_event(), on_ready=_print_ready)
 
     settle()
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 @app.command()

@@ -22,6 +22,7 @@ _BUSY_TIMEOUT_S = 30.0
 _WAL_PATIENCE_S = 10.0
 _WAL_RETRY_S = 0.02
 _WRITE = {"rollswarm_write": True}
+_NOW = "rollswarm_now"
 # All that the rooms look for has an index. What PostgreSQL knows of a table lags behind one that grows from nothing: plans
 # that read it whole were right for a hundred rows, and are kept for a hundred thousand.
 _BY_INDEX = {"enable_seqscan": "off", "jit": "off"}
@@ -81,8 +82,11 @@ class Database:
             connection = await connection.execution_options(**_WRITE)
             async with connection.begin():
                 if not self.is_sqlite:
-                    await connection.execute(_LOCK[lane])
-                yield connection
+                    connection.info[_NOW] = (await connection.execute(_LOCK[lane])).one().now
+                try:
+                    yield connection
+                finally:
+                    connection.info.pop(_NOW, None)  # it would outlive the transaction
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
@@ -111,13 +115,15 @@ class Database:
 
 
 def _lock(lane: Lane) -> Select[Any]:
-    """The statement that waits for a lane; its locks are taken from left to right and end with the transaction."""
+    """The statement that waits for a lane, and says what time it is then; its locks are taken from left to right and end with
+    the transaction."""
     if lane.value is None:
-        return select(func.pg_advisory_xact_lock(_WRITERS))
+        return select(func.pg_advisory_xact_lock(_WRITERS), _CLOCK.label("now"))
     own = (func.pg_advisory_xact_lock(key) for key in lane.value)
-    return select(func.pg_advisory_xact_lock_shared(_WRITERS), *own)
+    return select(func.pg_advisory_xact_lock_shared(_WRITERS), *own, _CLOCK.label("now"))
 
 
+_CLOCK = func.extract("epoch", func.clock_timestamp())
 _LOCK = {lane: _lock(lane) for lane in Lane}
 
 
@@ -132,11 +138,16 @@ def among(connection: AsyncConnection, column: ColumnElement[V], values: Sequenc
 
 
 async def now(connection: AsyncConnection) -> float:
-    """Unix time in seconds by the database's clock: the only clock that deadlines go by."""
+    """Unix time in seconds by the database's clock: the only clock that deadlines go by.
+
+    The first that asks in a write transaction hears when it got its lane; the next asks anew.
+    """
     if connection.dialect.name == "sqlite":
         expression: Any = literal_column("(julianday('now') - 2440587.5) * 86400.0", Float)
+    elif (known := connection.info.pop(_NOW, None)) is not None:
+        return float(known)
     else:
-        expression = func.extract("epoch", func.clock_timestamp())
+        expression = _CLOCK
     return float((await connection.execute(select(expression))).scalar_one())
 
 

@@ -91,10 +91,10 @@ async def known(connection: AsyncConnection, worker_ids: Sequence[str]) -> dict[
     }
 
 
-async def others_active(connection: AsyncConnection, worker_id: str, since: float) -> bool:
-    """Whether any other worker that may work was here since then."""
-    other = (workers.c.worker_id != worker_id) & workers.c.banned.is_(False) & (workers.c.last_seen_at >= since)
-    return (await connection.execute(select(workers.c.worker_id).where(other).limit(1))).first() is not None
+async def two_active(connection: AsyncConnection, since: float) -> list[str]:
+    """Two of the workers that may work and were here since then; fewer if there are fewer."""
+    active = workers.c.banned.is_(False) & (workers.c.last_seen_at >= since)
+    return list((await connection.execute(select(workers.c.worker_id).where(active).limit(2))).scalars())
 
 
 async def newcomers_at(connection: AsyncConnection, probation_rollouts: int, since: float) -> tuple[str, str] | None:

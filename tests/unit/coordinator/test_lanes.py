@@ -190,3 +190,16 @@ async def test_who_waits_for_whom(run: StoredRun, held: Lane) -> None:
             except TimeoutError:
                 continue
     assert found == free
+
+
+async def test_the_time_that_a_lane_came_with_ends_with_its_transaction(run: StoredRun) -> None:
+    async with run.db.write() as connection:
+        first, second = await database.now(connection), await database.now(connection)
+        assert first <= second
+        async with run.db.read() as other:
+            mark = await database.now(other)
+        assert second <= mark
+    async with run.db.write(), run.db.read() as other:  # who writes does not ask
+        mark = await database.now(other)
+    async with run.db.read() as one, run.db.read() as another:  # of the pool's connections, those two
+        assert mark <= await database.now(one) <= await database.now(another)

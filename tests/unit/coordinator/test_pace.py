@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.pace import OutLease, Pace, horizon_s, most_leases, pace_of, take_over, too_slow
+from coordinator.pace import WINDOW_S, OutLease, Pace, horizon_s, most_leases, pace_of, take_over, too_slow
+from coordinator.store import database, pace
 from coordinator.store import tables as t
 from protocol.signing import Identity
 from tests.stored_run import StoredRun
@@ -106,3 +107,22 @@ async def test_leases_are_sized_to_a_workers_speed(begin: object, alice: Identit
     await run.change(t.steps, first, reported_at=1.0)
     await run.change(t.steps, t.steps.c.batch == 1, reported_at=3.0)
     assert (await run.leasing.acquire(alice.key_id, 30)).leases
+
+
+async def test_each_is_measured_by_its_own_newest_of_late(
+    begin: object, alice: Identity, bob: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run: StoredRun = await begin(group_size=2, groups_per_batch=16)  # type: ignore[operator]
+    await measured(run, alice, 12)
+    async with run.db.read() as connection:
+        at = await database.now(connection)
+        found = await pace.of_workers(connection, [bob.key_id, alice.key_id, "nobody"], at)
+        mine = found.pop(alice.key_id)
+        assert mine is not None and (mine.rollouts_per_s, mine.shortest_s) == (pytest.approx(0.1), pytest.approx(10.0))
+        assert found == {bob.key_id: None, "nobody": None}
+        monkeypatch.setattr(pace, "_ROLLOUTS", 7)
+        assert await pace.of_workers(connection, [alice.key_id], at) == {alice.key_id: None}, "of 7 rollouts"
+        monkeypatch.undo()
+        later = at + WINDOW_S - 45.0
+        assert await pace.of_workers(connection, [alice.key_id], later) == {alice.key_id: None}, "most are too old"
+        assert await pace.of_workers(connection, [], at) == {}
