@@ -97,7 +97,7 @@ def mixed(bets_WJ: Floats) -> Floats:
     return np.logaddexp.reduce(bets_WJ, axis=-1) - math.log(bets_WJ.shape[-1])
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=4096)
 def _mixed(bets: tuple[float, ...]) -> float:
     """`mixed` of one worker, whose evidence is asked for many times between two observations."""
     return float(mixed(np.array(bets)))
