@@ -15,6 +15,7 @@ from coordinator.interceptors import (
     ErrorInterceptor,
     KeyInterceptor,
     ParseInterceptor,
+    StreamInterceptor,
     TrainerAuthInterceptor,
     WorkerAuthInterceptor,
 )
@@ -73,6 +74,7 @@ async def serve_workers(
     door = door or Door(DoorLimits(), time.monotonic)
     server = grpc.aio.server(
         interceptors=(
+            StreamInterceptor("/grpc.reflection." if reflection else None),
             ErrorInterceptor(),
             AddressInterceptor(door),
             WorkerAuthInterceptor(secret, service.clock),
@@ -106,6 +108,7 @@ async def serve_trainer(
     """The private listener."""
     server = grpc.aio.server(
         interceptors=(
+            StreamInterceptor(),
             ErrorInterceptor(),
             TrainerAuthInterceptor(token),
             ParseInterceptor(),

@@ -1,5 +1,5 @@
-"""What every call passes through, in this order: errors become statuses, the address's limits, a token names the caller,
-the caller's limits, and only then is the message parsed. Whoever asks too much costs no parsing.
+"""What every call passes through, in this order: streams are refused, errors become statuses, the address's limits, a token
+names the caller, the caller's limits, and only then is the message parsed. Whoever asks too much costs no parsing.
 
 An error of ours never shows a traceback to a client: it is logged with the method and answered as INTERNAL.
 """
@@ -134,12 +134,10 @@ class KeyInterceptor(UnaryInterceptor):
 
 
 class ParseInterceptor(UnaryInterceptor):
-    """The innermost: those around it see bytes. What is no message of the method is the caller's mistake."""
+    """The innermost: those around it see bytes. What is no message of the method is the caller's mistake, also of a method that
+    is not ours (health)."""
 
     def wrap(self, method: str, handler: Any) -> Any:
-        if not method.startswith(_OURS):
-            return handler
-
         async def parsed(raw: bytes, context: grpc.aio.ServicerContext) -> Any:
             try:
                 request = handler.request_deserializer(raw)
@@ -151,6 +149,37 @@ class ParseInterceptor(UnaryInterceptor):
         return grpc.unary_unary_rpc_method_handler(
             parsed, request_deserializer=None, response_serializer=handler.response_serializer
         )
+
+
+class StreamInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses streams, which none of the others looks at: health's `Watch`, of which clients take UNIMPLEMENTED for healthy.
+    `served`: the prefix of methods that may stream."""
+
+    def __init__(self, served: str | None = None) -> None:
+        self._served = served
+        self._handlers: dict[str, Any] = {}  # as many as there are methods
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        method = handler_call_details.method
+        known = self._handlers.get(method)
+        if known is not None:
+            return known
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        streams = handler.unary_unary is None
+        if streams and not (self._served is not None and method.startswith(self._served)):
+            handler = grpc.unary_unary_rpc_method_handler(_refuse_stream)
+        self._handlers[method] = handler
+        return handler
+
+
+async def _refuse_stream(raw: bytes, context: grpc.aio.ServicerContext) -> Any:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server serves no streams")
 
 
 class WorkerAuthInterceptor(UnaryInterceptor):

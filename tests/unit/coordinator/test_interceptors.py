@@ -7,6 +7,8 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
 
 from coordinator import tokens
 from coordinator.channel import retry_after
@@ -16,6 +18,7 @@ from coordinator.interceptors import (
     ErrorInterceptor,
     KeyInterceptor,
     ParseInterceptor,
+    StreamInterceptor,
     TrainerAuthInterceptor,
     WorkerAuthInterceptor,
     caller,
@@ -181,3 +184,38 @@ async def test_what_is_no_message_is_the_callers_mistake() -> None:
         code, detail, reason = await refusal(method(b"\xff", timeout=10))
     await server.stop(None)
     assert code is grpc.StatusCode.INVALID_ARGUMENT and reason == "form" and "no message" in detail
+
+
+async def test_health_is_answered_as_carefully_as_what_is_ours() -> None:
+    server = grpc.aio.server(interceptors=(StreamInterceptor(), ErrorInterceptor(), ParseInterceptor()))
+    health_pb2_grpc.add_HealthServicer_to_server(health_aio.HealthServicer(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        code, detail, _ = await refusal(check(b"\x0a\x02\xff\xff", timeout=10))
+        unknown = await refusal(check(b"\x0a\x02hi", timeout=10))
+        watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
+        streamed = await refusal(watch(b"\xff", timeout=10).read())
+    await server.stop(None)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT and "no message" in detail
+    assert unknown[0] is grpc.StatusCode.NOT_FOUND
+    assert streamed[0] is grpc.StatusCode.UNIMPLEMENTED and "no streams" in streamed[1]
+
+
+async def test_streams_that_are_served_pass() -> None:
+    from grpc_reflection.v1alpha import reflection_pb2 as messages
+    from grpc_reflection.v1alpha.reflection import SERVICE_NAME, enable_server_reflection
+
+    server = grpc.aio.server(interceptors=(StreamInterceptor("/grpc.reflection."), ErrorInterceptor()))
+    enable_server_reflection((SERVICE_NAME,), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        for _ in range(2):  # the second is answered from memory
+            call = channel.stream_stream(f"/{SERVICE_NAME}/ServerReflectionInfo")(timeout=10)
+            await call.write(messages.ServerReflectionRequest(list_services="").SerializeToString())
+            answer = messages.ServerReflectionResponse.FromString(await call.read())
+            await call.done_writing()
+            assert [each.name for each in answer.list_services_response.service] == [SERVICE_NAME]
+    await server.stop(None)
