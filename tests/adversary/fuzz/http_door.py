@@ -133,6 +133,12 @@ class HttpDoor:
                 self._check(where, answer, text)
         except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
             self.report.answers["http connection closed"] += 1  # as it may be on a body that nobody wants
+        except aiohttp.ClientResponseError as error:
+            # What the web server's parser refuses, it refuses with a body, also for HEAD, and hangs up.
+            if method == "HEAD" and error.message.startswith("Data after `Connection: close`"):
+                self.report.answers["http HEAD refused by the parser"] += 1
+            else:
+                self.report.bad(f"{where}: {error.message[:200]} {error!r:.300}")
         except (aiohttp.ClientError, TimeoutError) as error:
             self.report.bad(f"{where}: {error!r:.300}")
 
