@@ -11,6 +11,8 @@ from protocol.signing import Identity
 
 # Written by `coordinator calibrate` for the two models; evidence-<name>.json beside them says from what.
 THRESHOLDS = Path(__file__).resolve().parent / "thresholds"
+# Padded tokens in a microbatch: what a trainer holds of a forward pass grows with them.
+_TOKEN_BUDGET = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,4 +175,5 @@ versions = {preset.versions}
 learning_rate = {preset.learning_rate}
 checkpoint_every = {preset.checkpoint_every}
 threads = {preset.trainer_threads}
+token_budget = {_TOKEN_BUDGET}
 """

@@ -25,6 +25,7 @@ from trainer.companions import TAUGHT, make_companions, require_supplied
 from trainer.config import TrainerConfig, TrainerRun
 from trainer.lora import Merged, adapt
 from trainer.losses import Objective, make_objective
+from trainer.memory import give_back
 from trainer.optim import Counters, Optimizer, OptimizerSettings, hidden_matrices
 from trainer.publish import snapshot
 from trainer.sharding import load_whole, shard, whole
@@ -66,7 +67,7 @@ class Crew:
 
     def step(self, groups: Sequence[RolloutGroup], version: int, unpublished: int = 0) -> StepResult:
         self._team.tell(("step", list(groups), version, unpublished))
-        return self._stepper.step(groups, version, unpublished)
+        return self._step(groups, version, unpublished)
 
     def receive(self, groups: Sequence[RolloutGroup]) -> None:
         """Groups of the batch to come, as they become ready."""
@@ -95,7 +96,7 @@ class Crew:
         while True:
             verb, *arguments = self._team.tell(None)
             if verb == "step":
-                self._stepper.step(*arguments)
+                self._step(*arguments)
             elif verb == "weights":
                 published_weights(self.model)
             elif verb == "state":
@@ -104,6 +105,11 @@ class Crew:
                 self._restore(*arguments)
             else:
                 return
+
+    def _step(self, groups: Sequence[RolloutGroup], version: int, unpublished: int) -> StepResult:
+        result = self._stepper.step(groups, version, unpublished)
+        give_back()
+        return result
 
     def _state(self) -> dict[str, Any]:
         return {
