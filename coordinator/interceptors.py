@@ -6,6 +6,7 @@ An error of ours never shows a traceback to a client: it is logged with the meth
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import hmac
 import logging
@@ -35,14 +36,11 @@ _OPEN_METHODS = frozenset({"GetChallenge", "Register"})
 Handler = Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]
 
 
-class UnaryInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps every unary method's behaviour with `call`. A method is wrapped once: handlers never change."""
+class AdaptingInterceptor(grpc.aio.ServerInterceptor, abc.ABC):
+    """Gives each method another handler, made once: handlers never change."""
 
     def __init__(self) -> None:
         self._handlers: dict[str, Any] = {}  # as many as there are methods
-
-    async def call(self, method: str, behaviour: Handler, request: Any, context: grpc.aio.ServicerContext) -> Any:
-        return await behaviour(request, context)
 
     async def intercept_service(
         self,
@@ -54,10 +52,23 @@ class UnaryInterceptor(grpc.aio.ServerInterceptor):
         if known is not None:
             return known
         handler = await continuation(handler_call_details)
-        if handler is None or handler.unary_unary is None:
-            return handler
-        self._handlers[method] = self.wrap(method, handler)
-        return self._handlers[method]
+        if handler is not None:
+            handler = self._handlers[method] = self.adapt(method, handler)
+        return handler
+
+    @abc.abstractmethod
+    def adapt(self, method: str, handler: Any) -> Any:
+        """The handler that serves this method."""
+
+
+class UnaryInterceptor(AdaptingInterceptor):
+    """Wraps every unary method's behaviour with `call`."""
+
+    async def call(self, method: str, behaviour: Handler, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        return await behaviour(request, context)
+
+    def adapt(self, method: str, handler: Any) -> Any:
+        return handler if handler.unary_unary is None else self.wrap(method, handler)
 
     def wrap(self, method: str, handler: Any) -> Any:
         """The handler with `call` around it."""
@@ -151,31 +162,18 @@ class ParseInterceptor(UnaryInterceptor):
         )
 
 
-class StreamInterceptor(grpc.aio.ServerInterceptor):
+class StreamInterceptor(AdaptingInterceptor):
     """Refuses streams, which none of the others looks at: health's `Watch`, of which clients take UNIMPLEMENTED for healthy.
     `served`: the prefix of methods that may stream."""
 
     def __init__(self, served: str | None = None) -> None:
+        super().__init__()
         self._served = served
-        self._handlers: dict[str, Any] = {}  # as many as there are methods
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        method = handler_call_details.method
-        known = self._handlers.get(method)
-        if known is not None:
-            return known
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        streams = handler.unary_unary is None
-        if streams and not (self._served is not None and method.startswith(self._served)):
-            handler = grpc.unary_unary_rpc_method_handler(_refuse_stream)
-        self._handlers[method] = handler
-        return handler
+    def adapt(self, method: str, handler: Any) -> Any:
+        if handler.unary_unary is not None or (self._served is not None and method.startswith(self._served)):
+            return handler
+        return grpc.unary_unary_rpc_method_handler(_refuse_stream)
 
 
 async def _refuse_stream(raw: bytes, context: grpc.aio.ServicerContext) -> Any:
