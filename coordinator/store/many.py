@@ -44,7 +44,7 @@ class UpdateMany:
 
     def __init__(self, statement: Callable[[Parameter], Update], **types: TypeEngine[Any]) -> None:
         self._each = statement(lambda name: bindparam(name, type_=types[name]))
-        self._all = statement(_given(types).c.__getitem__)
+        self._all = statement(given(types).c.__getitem__)
 
     async def execute(self, connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) -> None:
         """Update by these parameters."""
@@ -58,11 +58,11 @@ class UpdateMany:
 
 @lru_cache(maxsize=64)
 def _insert(table: Table, names: tuple[str, ...]) -> Insert:
-    given = _given({name: table.c[name].type for name in names})
-    return table.insert().from_select(list(names), select(*(given.c[name] for name in names)))
+    rows = given({name: table.c[name].type for name in names})
+    return table.insert().from_select(list(names), select(*(rows.c[name] for name in names)))
 
 
-def _given(types: Mapping[str, TypeEngine[Any]]) -> TableValuedAlias:
+def given(types: Mapping[str, TypeEngine[Any]]) -> TableValuedAlias:
     """Rows made of parameters, each of which is an array that holds a column."""
     kinds = {name: _unbounded(kind) for name, kind in types.items()}
     arrays = (bindparam(name, type_=ARRAY(kind, dimensions=1)) for name, kind in kinds.items())

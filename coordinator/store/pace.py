@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ARRAY, ColumnElement, Row, Select, String, case, func, literal, select, true
+from sqlalchemy import ColumnElement, Row, Select, bindparam, case, func, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.pace import WINDOW_S, OutLease, Pace, pace_of
+from coordinator.store import many
 from coordinator.store import tables as t
 
 _STEPS = 8
@@ -27,22 +28,30 @@ async def of_workers(connection: AsyncConnection, worker_ids: Sequence[str], at:
 
 async def _newest(connection: AsyncConnection, worker_ids: Sequence[str], since: float) -> list[Row[Any]]:
     """Up to `_ROLLOUTS` of each worker. One statement on PostgreSQL; SQLite, which has no LATERAL, has no round trips."""
+    bounds = {"since": since, "most": _ROLLOUTS}
     if connection.dialect.name == "sqlite":
-        each = [await connection.execute(_newest_of(literal(worker_id), since)) for worker_id in worker_ids]
+        each = [await connection.execute(_OF_ONE, {"worker": worker_id} | bounds) for worker_id in worker_ids]
         return [row for rows in each for row in rows]
-    asked = func.unnest(literal(list(worker_ids), ARRAY(String))).table_valued("worker_id").render_derived("asked")
-    newest = _newest_of(asked.c.worker_id, since).lateral()
-    return list(await connection.execute(select(newest).select_from(asked.join(newest, true()))))
+    return list(await connection.execute(_OF_ALL, {"worker": list(worker_ids)} | bounds))
 
 
-def _newest_of(worker_id: ColumnElement[str], since: float) -> Select[Any]:
+def _newest_of(worker_id: ColumnElement[str]) -> Select[Any]:
     return (
         select(t.rollouts.c.worker_id, t.rollouts.c.tokens, t.leases.c.acquired_at, t.rollouts.c.received_at)
         .join(t.leases, t.leases.c.lease_id == t.rollouts.c.lease_id)
-        .where(t.rollouts.c.worker_id == worker_id, t.rollouts.c.received_at >= since)
+        .where(t.rollouts.c.worker_id == worker_id, t.rollouts.c.received_at >= bindparam("since"))
         .order_by(t.rollouts.c.received_at.desc())
-        .limit(_ROLLOUTS)
+        .limit(bindparam("most"))
     )
+
+
+def _newest_of_all() -> Select[Any]:
+    asked = many.given({"worker": t.rollouts.c.worker_id.type})
+    newest = _newest_of(asked.c.worker).lateral()
+    return select(newest).select_from(asked.join(newest, true()))
+
+
+_OF_ONE, _OF_ALL = _newest_of(bindparam("worker")), _newest_of_all()
 
 
 async def step_s(connection: AsyncConnection, at: float) -> float | None:
