@@ -2,8 +2,8 @@
 
 A checkpoint is a folder `checkpoint-<step, 8 digits>`:
 
-    weights.safetensors    the model's parameters and buffers as they are in memory (float32 masters where it trains so)
-    optimizer.pt           the optimizer's state, tensors and plain values only (read with weights_only)
+    weights.safetensors    the model's parameters and buffers as it computes with them
+    optimizer.pt           the optimizer's state, float32 masters among it; tensors and plain values (read with weights_only)
     companions.pt          state of what trains beside the policy (a critic, averages); only where there is any
     state.json             step, policy version, counters, generator states, and the SHA-256 of the others and of itself
 

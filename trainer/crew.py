@@ -27,6 +27,7 @@ from trainer.lora import Merged, adapt
 from trainer.losses import Objective, make_objective
 from trainer.memory import give_back
 from trainer.optim import Counters, Optimizer, OptimizerSettings, hidden_matrices
+from trainer.precision import round_as_published
 from trainer.publish import snapshot
 from trainer.sharding import load_whole, shard, whole
 from trainer.step import Stepper, StepResult
@@ -182,7 +183,10 @@ def published_weights(model: Any) -> dict[str, torch.Tensor]:
 
 
 def load_model(folder: Any, dtype: str, device: str) -> Any:
-    """The initial policy, from safetensors only and without remote code. Raises UserError if the folder can't be used."""
+    """A policy, from safetensors only and without remote code, with weights that a version can hold.
+
+    Raises UserError if the folder can't be used.
+    """
     from transformers import AutoModelForCausalLM
 
     try:
@@ -195,4 +199,5 @@ def load_model(folder: Any, dtype: str, device: str) -> Any:
         )
     except (OSError, ValueError) as error:
         raise UserError(f"model.path: cannot load {folder}: {str(error).splitlines()[0]}") from error
+    round_as_published(model)
     return model.to(device)

@@ -1,4 +1,4 @@
-"""AdamW or Muon on float32 master weights, a warm-up, gradient clipping, and a guard that skips and counts a bad step."""
+"""AdamW or Muon on float32 masters, a warm-up, gradient clipping, and a guard that skips and counts a bad step."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 from protocol.errors import UserError
 from trainer.muon import Muon
+from trainer.precision import as_published
 from trainer.sharding import divided_like, own_part, whole
 
 
@@ -74,8 +75,9 @@ def learning_rate(settings: OptimizerSettings, step: int) -> float:
 class Optimizer:
     """AdamW over a model's parameters, and Muon over `matrices` among them where the settings say so.
 
-    A parameter of lower precision has a float32 master that is updated and copied back, since at small rates an update
-    is less than half a unit in the last place of bfloat16 and would be lost. A float32 parameter is its own master.
+    Each parameter has a float32 master, which is updated; the parameter itself, of whatever dtype, is what a version holds
+    of it (`trainer.precision`). At small rates an update is less than half a unit in the last place of bfloat16 and would be
+    lost without.
     """
 
     def __init__(
@@ -87,7 +89,8 @@ class Optimizer:
         self.settings = settings
         self.counters = Counters()
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self._masters = [_master(parameter) for parameter in self._parameters]
+        self._masters = [torch.nn.Parameter(each.detach().to(torch.float32, copy=True)) for each in self._parameters]
+        self._round()
         by_muon = {id(matrix) for matrix in matrices} if settings.kind == "muon" else set()
         pairs = list(zip(self._masters, self._parameters, strict=True))
         self._muon = _muon([master for master, parameter in pairs if id(parameter) in by_muon], settings)
@@ -126,15 +129,15 @@ class Optimizer:
             tensor.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that `load_state_dict` needs to go on exactly; float32 parameters are the model's to save."""
-        own = [None if m is p else m.detach() for m, p in zip(self._masters, self._parameters, strict=True)]
+        """Everything that `load_state_dict` needs to go on exactly."""
+        own = [master.detach() for master in self._masters]
         counters = {field.name: getattr(self.counters, field.name) for field in fields(Counters)}
         muon = {} if self._muon is None else {"muon": self._muon.state_dict()}
         return {"adamw": self._adamw.state_dict(), "masters": own, "counters": counters, **muon}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`, sharing nothing with it, once the model has its weights: what was saved in float32 has no
-        masters of its own. Raises ValueError if it is of another model.
+        """Go on from a `state_dict`, sharing nothing with it, once the model has its weights: what an earlier release saved in
+        float32 has no masters of its own. Raises ValueError if it is of another model.
         """
         state = copy.deepcopy(state)
         if len(state["masters"]) != len(self._masters):
@@ -148,13 +151,19 @@ class Optimizer:
         for saved, master, parameter in zip(state["masters"], self._masters, self._parameters, strict=True):
             if saved is not None:
                 master.data.copy_(divided_like(saved, master))
-            elif master is not parameter:
+            else:
                 own_part(master.data).copy_(own_part(parameter.detach()))
+        self._round()
+
+    @torch.no_grad()
+    def _round(self) -> None:
+        for parameter, master in zip(self._parameters, self._masters, strict=True):
+            own_part(parameter).copy_(as_published(own_part(master)))
 
     def _collect(self) -> None:
-        """Move gradients of lower precision to their masters."""
+        """Move the gradients to the masters."""
         for parameter, master in zip(self._parameters, self._masters, strict=True):
-            if master is not parameter and parameter.grad is not None:
+            if parameter.grad is not None:
                 master.grad = parameter.grad.float()
                 parameter.grad = None
 
@@ -169,10 +178,7 @@ class Optimizer:
             for group in optimizer.param_groups:
                 group["lr"] = rate
             optimizer.step()
-        with torch.no_grad():
-            for parameter, master in zip(self._parameters, self._masters, strict=True):
-                if master is not parameter:
-                    parameter.copy_(master)
+        self._round()
 
 
 def _is_divided(tensor: torch.Tensor) -> bool:
@@ -215,9 +221,3 @@ def _muon(matrices: list[torch.nn.Parameter], settings: OptimizerSettings) -> Mu
     if not matrices:
         return None
     return Muon(matrices, lr=settings.lr, weight_decay=settings.weight_decay)
-
-
-def _master(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
-    if parameter.dtype == torch.float32:
-        return parameter
-    return torch.nn.Parameter(parameter.detach().float().clone())

@@ -25,6 +25,7 @@ from protocol.errors import OurFault
 from protocol.manifest import Manifest, manifest_digest, sign_manifest
 from protocol.signing import Identity, SignedEnvelope
 from shardcast.publish import Described, announce, build_manifest, describe, describe_packed, make_delta, pack, stage
+from trainer.precision import PUBLISHED
 from trainer.published import Published, PublishedVersions, delta_base
 
 log = logging.getLogger(__name__)
@@ -41,11 +42,11 @@ def snapshot(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     (vLLM's CPU build keeps the old head of a tied model when weights are reloaded, so it must never see a tied one.)
     """
     state = {
-        name: tensor.detach().to("cpu", torch.bfloat16, copy=True).contiguous()
+        name: tensor.detach().to("cpu", PUBLISHED, copy=True).contiguous()
         for name, tensor in model.state_dict().items()
     }
     if "lm_head.weight" not in state:
-        state["lm_head.weight"] = model.get_output_embeddings().weight.detach().to("cpu", torch.bfloat16, copy=True)
+        state["lm_head.weight"] = model.get_output_embeddings().weight.detach().to("cpu", PUBLISHED, copy=True)
     return state
 
 

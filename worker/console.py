@@ -16,13 +16,9 @@ _FRAME_S = 0.5
 
 async def show(status: Status, terms: RunTerms, *, worker: str, as_json: bool) -> None:
     """Show the status until cancelled."""
-    if as_json:
+    if as_json or not sys.stdout.isatty():
         while True:
-            print(json.dumps(status.as_dict()), flush=True)
-            await asyncio.sleep(_LINE_EVERY_S)
-    if not sys.stdout.isatty():
-        while True:
-            print(one_line(status), flush=True)
+            say(status, as_json=as_json)
             await asyncio.sleep(_LINE_EVERY_S)
     from rich.live import Live
 
@@ -30,6 +26,11 @@ async def show(status: Status, terms: RunTerms, *, worker: str, as_json: bool) -
         while True:
             live.update(panel(status, terms, worker))
             await asyncio.sleep(_FRAME_S)
+
+
+def say(status: Status, *, as_json: bool) -> None:
+    """Print the status as it is now, in one line."""
+    print(json.dumps(status.as_dict()) if as_json else one_line(status), flush=True)
 
 
 def one_line(status: Status) -> str:

@@ -103,7 +103,7 @@ async def join(
         await asyncio.gather(face, return_exceptions=True)
         await client.close()
         await shardcast.close()
-    _say(console.one_line(status), as_json)
+    console.say(status, as_json=as_json)  # how it ended: the last line was printed before the last receipts came
 
 
 def require_admitted(precision: str, terms: RunTerms, url: str) -> None:

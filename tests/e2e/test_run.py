@@ -43,6 +43,6 @@ def test_a_run_with_real_vllm_trains_and_no_honest_rollout_is_rejected(tmp_path:
 
 
 def _last_status(log: Path) -> dict[str, int]:
-    """The last JSON line that a worker printed while it ran, brought up to date by its receipts on disk."""
+    """The last JSON line of a worker that has left: how it ended."""
     lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
     return dict(lines[-1])

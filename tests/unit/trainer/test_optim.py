@@ -33,6 +33,21 @@ def test_updates_below_the_precision_of_bfloat16_add_up_in_the_master():
     assert float(weight.detach()) < 1.0
 
 
+def test_a_parameter_holds_what_is_published_and_its_master_the_rest():
+    weight = parameter([1.0, 1.001])
+    optimizer = Optimizer([weight], OptimizerSettings(lr=1e-3))
+    seen = [weight.tolist()]
+    for _ in range(8):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        seen.append(weight.tolist())
+    assert weight.dtype == torch.float32
+    assert all(torch.equal(torch.tensor(each), torch.tensor(each).bfloat16().float()) for each in seen)
+    assert seen[0] == [1.0, 1.0] == seen[1], "less than half of the spacing"
+    (master,) = optimizer.state_dict()["masters"]
+    assert master.tolist() == pytest.approx([1.0 - 8e-3, 1.001 - 8e-3], abs=1e-5)
+
+
 def test_gradients_are_clipped_and_their_norm_is_reported():
     weight = parameter([0.0, 0.0])
     optimizer = Optimizer([weight], OptimizerSettings(lr=0.1, max_grad_norm=1.0))
@@ -84,7 +99,6 @@ def test_a_restored_optimizer_goes_on_exactly(dtype):
 
 @pytest.mark.parametrize(("before", "after"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
 def test_training_goes_on_in_another_precision(before, after):
-    """The weights come first; a float32 state has no masters, so those of bfloat16 begin at what the weights are."""
     trained = parameter([1.0, -2.0], before)
     optimizer = Optimizer([trained], OptimizerSettings(lr=0.5))
     trained.grad = torch.ones_like(trained)
@@ -96,6 +110,17 @@ def test_training_goes_on_in_another_precision(before, after):
     resumed.grad = torch.ones_like(resumed)
     going_on.step()
     assert resumed.tolist() == pytest.approx([0.5, -2.5], abs=0.01)
+
+
+def test_a_state_without_masters_goes_on_from_the_weights_it_came_with():
+    """So were float32 weights saved before a version's precision was what trains."""
+    state = Optimizer([parameter([1.0])], OptimizerSettings()).state_dict()
+    resumed = parameter([1.001])
+    optimizer = Optimizer([resumed], OptimizerSettings())
+    resumed.data.copy_(torch.tensor([1.001]))
+    optimizer.load_state_dict({**state, "masters": [None]})
+    assert resumed.tolist() == [1.0]
+    assert optimizer.state_dict()["masters"][0].tolist() == pytest.approx([1.001])
 
 
 def test_the_state_of_another_model_is_refused():
