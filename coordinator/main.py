@@ -167,7 +167,7 @@ def verify(
     device: Annotated[str, typer.Option("--device", help="Where the prefill runs.")] = "cpu",
 ) -> None:
     """Verify rollouts. Start as many as there are trusted accelerators; they share the work through the database."""
-    import asyncio
+    import uvloop
 
     from coordinator.config import load_run_file
     from coordinator.garbage import settle
@@ -181,7 +181,7 @@ def verify(
         await run_verifier(run_file, cache=folder, device=device, stop=_stop_event())
 
     settle()
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 @app.command()

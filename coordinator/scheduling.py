@@ -42,4 +42,4 @@ class Freshness:
 
 
 EXACT = Freshness()
-SERVING = Freshness(load_s=0.25, pace_s=15.0, stragglers_s=1.0, seen_s=5.0)
+SERVING = Freshness(load_s=1.0, pace_s=15.0, stragglers_s=1.0, seen_s=5.0)

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import uvloop
+
 from coordinator.config import load_run_file
 from coordinator.garbage import settle
 from coordinator.store.database import Database
@@ -79,4 +81,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.coordinator.recorded")
     parser.add_argument("--config", type=Path, required=True)
     settle()
-    asyncio.run(verify(parser.parse_args().config))
+    uvloop.run(verify(parser.parse_args().config))

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import ARRAY, ColumnElement, Float, Select, String, any_, event, func, literal, literal_column, select
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidatePoolError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.types import TypeEngine
 
@@ -23,6 +23,8 @@ _WAL_PATIENCE_S = 10.0
 _WAL_RETRY_S = 0.02
 _WRITE = {"rollswarm_write": True}
 _NOW = "rollswarm_now"
+_IDLE_SINCE = "rollswarm_idle_since"
+_SURELY_THERE_S = 1.0
 # All that the rooms look for has an index. What PostgreSQL knows of a table lags behind one that grows from nothing: plans
 # that read it whole were right for a hundred rows, and are kept for a hundred thousand.
 _BY_INDEX = {"enable_seqscan": "off", "jit": "off"}
@@ -63,8 +65,9 @@ class Database:
                 f"run.database names {parsed.drivername!r}; use sqlite+aiosqlite:///FILE or postgresql+asyncpg://…"
             )
         if parsed.drivername == "postgresql+asyncpg":
-            by_index = {"server_settings": _BY_INDEX}
-            return cls(create_async_engine(parsed, pool_size=10, pool_pre_ping=True, connect_args=by_index))
+            engine = create_async_engine(parsed, pool_size=10, connect_args={"server_settings": _BY_INDEX})
+            _ping_idle(engine)
+            return cls(engine)
         if parsed.database and parsed.database != ":memory:":
             Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
         engine = create_async_engine(parsed, connect_args={"timeout": _BUSY_TIMEOUT_S})
@@ -132,9 +135,17 @@ def among(connection: AsyncConnection, column: ColumnElement[V], values: Sequenc
     more than to look them up."""
     if connection.dialect.name == "sqlite":
         return column.in_(values)
-    # Without the column's length: PostgreSQL would cut what is longer, and find what was not asked for.
-    kind: TypeEngine[Any] = String() if isinstance(column.type, String) else column.type
-    return column == any_(literal(list(values), ARRAY(kind)))
+    return is_any_of(column, literal(list(values), ARRAY(unbounded(column.type))))
+
+
+def is_any_of(column: ColumnElement[V], array: ColumnElement[Sequence[V]]) -> ColumnElement[bool]:
+    """`column` is one of an array's values: PostgreSQL's."""
+    return column == any_(array)
+
+
+def unbounded(kind: TypeEngine[Any]) -> TypeEngine[Any]:
+    """Without a text's length: PostgreSQL would cut what is longer, silently, and find or store what was not meant."""
+    return String() if isinstance(kind, String) else kind
 
 
 async def now(connection: AsyncConnection) -> float:
@@ -149,6 +160,27 @@ async def now(connection: AsyncConnection) -> float:
     else:
         expression = _CLOCK
     return float((await connection.execute(select(expression))).scalar_one())
+
+
+def _ping_idle(engine: AsyncEngine) -> None:
+    """Ask a connection that has been idle whether it is still there, before it is used; a new one takes its place if not.
+
+    SQLAlchemy's own `pool_pre_ping` asks each time, which is a round trip more for every transaction.
+    """
+
+    @event.listens_for(engine.sync_engine, "connect")
+    @event.listens_for(engine.sync_engine, "checkin")
+    def _used(_connection: Any, record: Any) -> None:
+        record.info[_IDLE_SINCE] = time.monotonic()
+
+    @event.listens_for(engine.sync_engine, "checkout")
+    def _checkout(connection: Any, record: Any, _proxy: Any) -> None:
+        if time.monotonic() - record.info[_IDLE_SINCE] < _SURELY_THERE_S:
+            return
+        try:
+            engine.sync_engine.dialect.do_ping(connection)
+        except Exception as error:
+            raise InvalidatePoolError from error  # all others are of the same server
 
 
 def _prepare_sqlite(engine: AsyncEngine) -> None:

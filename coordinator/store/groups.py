@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Row, func, select, update
+from sqlalchemy import Row, bindparam, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.store import many
@@ -212,8 +212,12 @@ async def set_sample(connection: AsyncConnection, sample_id: str, state: str) ->
 
 async def set_samples(connection: AsyncConnection, sample_ids: Sequence[str], state: str) -> None:
     if sample_ids:
-        mine = among(connection, samples.c.sample_id, sample_ids)
-        await connection.execute(update(samples).where(mine).values(state=state))
+        await _SET_SAMPLES.execute(connection, sample_ids, to_state=state)
+
+
+_SET_SAMPLES = many.About(
+    lambda mine: update(samples).where(mine).values(state=bindparam("to_state")), samples.c.sample_id
+)
 
 
 async def set_state(connection: AsyncConnection, group_id: str, state: str) -> None:

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.store import many
 from coordinator.store.database import among
+from coordinator.store.groups import set_samples
 from coordinator.store.tables import groups, leases, samples, workers
 from protocol.declaration import UNDECLARED
 from protocol.lease import Commitment, Lease, LeaseState
@@ -55,15 +56,21 @@ class Held:
 async def held(connection: AsyncConnection, lease_ids: Iterable[str]) -> dict[str, Held]:
     """The leases of these ids that there are, locked until the transaction ends; the ids may come from anybody."""
     ids = sorted({lease_id for lease_id in lease_ids if "\0" not in lease_id})
-    rows = await connection.execute(
+    rows = await _HELD.execute(connection, ids)
+    return {row.lease_id: Held(_lease(row), row.group_id, row.max_tokens, row.environment) for row in rows}
+
+
+_HELD = many.About(
+    lambda mine: (
         select(leases, samples.c.group_id, groups.c.max_tokens, groups.c.environment)
         .join(samples, samples.c.sample_id == leases.c.sample_id)
         .join(groups, groups.c.group_id == samples.c.group_id)
-        .where(among(connection, leases.c.lease_id, ids))
+        .where(mine)
         .order_by(leases.c.lease_id)
         .with_for_update(of=leases)
-    )
-    return {row.lease_id: Held(_lease(row), row.group_id, row.max_tokens, row.environment) for row in rows}
+    ),
+    leases.c.lease_id,
+)
 
 
 async def live_among(connection: AsyncConnection, worker_id: str, lease_ids: Iterable[str]) -> set[str]:
@@ -80,12 +87,14 @@ async def complete(connection: AsyncConnection, ended: Sequence[Lease]) -> None:
     assert all(lease.state is LeaseState.COMPLETED for lease in ended)
     if not ended:
         return
-    mine = among(connection, leases.c.lease_id, [lease.lease_id for lease in ended])
-    await connection.execute(
-        update(leases).where(mine).values(state=LeaseState.COMPLETED.value, earlier_commitments=[])
-    )
-    their = among(connection, samples.c.sample_id, [lease.sample_id for lease in ended])
-    await connection.execute(update(samples).where(their).values(state="submitted"))
+    await _COMPLETE.execute(connection, [lease.lease_id for lease in ended])
+    await set_samples(connection, [lease.sample_id for lease in ended], "submitted")
+
+
+_COMPLETE = many.About(
+    lambda mine: update(leases).where(mine).values(state=LeaseState.COMPLETED.value, earlier_commitments=[]),
+    leases.c.lease_id,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +114,13 @@ async def insert(connection: AsyncConnection, new: Sequence[NewLease], at: float
     if not new:
         return
     await many.insert(connection, leases, [_values(each, at) for each in new])
-    await connection.execute(
-        update(samples)
-        .where(among(connection, samples.c.sample_id, [each.lease.sample_id for each in new]))
-        .values(state="leased", attempts=samples.c.attempts + 1)
-    )
+    await _LEASED.execute(connection, [each.lease.sample_id for each in new])
+
+
+_LEASED = many.About(
+    lambda mine: update(samples).where(mine).values(state="leased", attempts=samples.c.attempts + 1),
+    samples.c.sample_id,
+)
 
 
 def _values(new: NewLease, at: float) -> dict[str, Any]:
@@ -219,12 +230,17 @@ async def count_live(connection: AsyncConnection) -> int:
 
 async def count_live_of_workers(connection: AsyncConnection, worker_ids: Sequence[str]) -> dict[str, int]:
     """Live leases of each of these workers; who has none is not there."""
-    statement = (
+    return {row.worker_id: row.n for row in await _LIVE_OF_WORKERS.execute(connection, worker_ids)}
+
+
+_LIVE_OF_WORKERS = many.About(
+    lambda mine: (
         select(leases.c.worker_id, func.count().label("n"))
-        .where(leases.c.state == "live", among(connection, leases.c.worker_id, worker_ids))
+        .where(leases.c.state == "live", mine)
         .group_by(leases.c.worker_id)
-    )
-    return {row.worker_id: row.n for row in await connection.execute(statement)}
+    ),
+    leases.c.worker_id,
+)
 
 
 async def count_live_of_newcomers(connection: AsyncConnection, probation_rollouts: int) -> dict[str, int]:

@@ -1,5 +1,8 @@
 """One statement for many rows. PostgreSQL gets one array for each column rather than one statement for each row, which costs
-both sides several times as much; SQLite, which has no arrays and no round trips, gets the rows."""
+both sides several times as much; SQLite, which has no arrays and no round trips, gets the rows.
+
+Statements that every call or two needs are made once: to make one anew costs more than to look up what it compiles to.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ from typing import Any
 from sqlalchemy import (
     ARRAY,
     ColumnElement,
+    CursorResult,
+    Executable,
     Insert,
-    String,
     Table,
     TableValuedAlias,
     Update,
@@ -22,6 +26,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import TypeEngine
+
+from coordinator.store.database import is_any_of, unbounded
 
 Parameter = Callable[[str], ColumnElement[Any]]
 
@@ -56,6 +62,22 @@ class UpdateMany:
             await connection.execute(self._all, _turned(rows))
 
 
+class About:
+    """A statement about the rows whose `column` has one of many values, made once.
+
+    `statement`: makes it of the condition. What else it needs are parameters, by names that are no column's.
+    """
+
+    def __init__(self, statement: Callable[[ColumnElement[bool]], Executable], column: ColumnElement[Any]) -> None:
+        self._each = statement(column.in_(bindparam("among", expanding=True)))
+        self._all = statement(is_any_of(column, bindparam("among", type_=ARRAY(unbounded(column.type)))))
+
+    async def execute(self, connection: AsyncConnection, values: Sequence[Any], **parameters: Any) -> CursorResult[Any]:
+        """What becomes of the rows with these values."""
+        statement = self._each if connection.dialect.name == "sqlite" else self._all
+        return await connection.execute(statement, {"among": list(values), **parameters})
+
+
 @lru_cache(maxsize=64)
 def _insert(table: Table, names: tuple[str, ...]) -> Insert:
     rows = given({name: table.c[name].type for name in names})
@@ -64,15 +86,10 @@ def _insert(table: Table, names: tuple[str, ...]) -> Insert:
 
 def given(types: Mapping[str, TypeEngine[Any]]) -> TableValuedAlias:
     """Rows made of parameters, each of which is an array that holds a column."""
-    kinds = {name: _unbounded(kind) for name, kind in types.items()}
+    kinds = {name: unbounded(kind) for name, kind in types.items()}
     arrays = (bindparam(name, type_=ARRAY(kind, dimensions=1)) for name, kind in kinds.items())
     columns = (column(name, kind) for name, kind in kinds.items())
     return func.unnest(*arrays).table_valued(*columns).render_derived()
-
-
-def _unbounded(kind: TypeEngine[Any]) -> TypeEngine[Any]:
-    """Without a text's length: PostgreSQL would cut what is longer, silently, where the column itself refuses it."""
-    return String() if isinstance(kind, String) else kind
 
 
 def _turned(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import zstandard
-from sqlalchemy import Row, func, select, update
+from sqlalchemy import Row, bindparam, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.store import events, groups, many
 from coordinator.store import tables as t
-from coordinator.store.database import among
 from coordinator.store.groups import unpack_tokens
 from protocol.rollout import Rollout
 from protocol.signing import SignedEnvelope
@@ -98,11 +98,14 @@ def _values(new: NewRollout, at: float) -> dict[str, Any]:
 
 async def received(connection: AsyncConnection, rollout_ids: Iterable[str]) -> dict[str, tuple[str, float]]:
     """(worker, when) of those of these that were received."""
-    mine = among(connection, t.rollouts.c.rollout_id, list(rollout_ids))
-    rows = await connection.execute(
-        select(t.rollouts.c.rollout_id, t.rollouts.c.worker_id, t.rollouts.c.received_at).where(mine)
-    )
+    rows = await _RECEIVED.execute(connection, list(rollout_ids))
     return {row.rollout_id: (row.worker_id, row.received_at) for row in rows}
+
+
+_RECEIVED = many.About(
+    lambda mine: select(t.rollouts.c.rollout_id, t.rollouts.c.worker_id, t.rollouts.c.received_at).where(mine),
+    t.rollouts.c.rollout_id,
+)
 
 
 async def keep_offence(
@@ -134,9 +137,13 @@ async def get(connection: AsyncConnection, rollout_id: str) -> Row | None:
 
 async def get_all(connection: AsyncConnection, rollout_ids: Sequence[str]) -> list[Row]:
     """Those of these that there are, locked, in the order in which they came."""
-    mine = among(connection, t.rollouts.c.rollout_id, rollout_ids)
-    statement = select(t.rollouts).where(mine).order_by(t.rollouts.c.received_at).with_for_update(key_share=True)
-    return list(await connection.execute(statement))
+    return list(await _LOCKED.execute(connection, rollout_ids))
+
+
+_LOCKED = many.About(
+    lambda mine: select(t.rollouts).where(mine).order_by(t.rollouts.c.received_at).with_for_update(key_share=True),
+    t.rollouts.c.rollout_id,
+)
 
 
 async def count_unconsumed(connection: AsyncConnection) -> int:
@@ -174,12 +181,23 @@ async def claim(connection: AsyncConnection, *, verifier: str, limit: int, at: f
     )
     ids = [row.rollout_id for row in rows if not row.suspect] or [row.rollout_id for row in rows[:1]]
     if ids:
-        await connection.execute(
-            update(t.rollouts)
-            .where(among(connection, t.rollouts.c.rollout_id, ids))
-            .values(state="verifying", verifier=verifier, claim_deadline=at + term, attempts=t.rollouts.c.attempts + 1)
-        )
+        await _CLAIM.execute(connection, ids, by=verifier, until=at + term)
     return ids
+
+
+_CLAIM = many.About(
+    lambda mine: (
+        update(t.rollouts)
+        .where(mine)
+        .values(
+            state="verifying",
+            verifier=bindparam("by"),
+            claim_deadline=bindparam("until"),
+            attempts=t.rollouts.c.attempts + 1,
+        )
+    ),
+    t.rollouts.c.rollout_id,
+)
 
 
 async def postpone(connection: AsyncConnection, rollout_id: str, *, until: float) -> None:
@@ -206,7 +224,31 @@ async def pending(connection: AsyncConnection, ids: Sequence[str], probation_rol
     """All that judging these needs. Rows of one group are neighbours, so that its prompt is prefilled once."""
     if not ids:
         return []
-    rows = await connection.execute(
+    rows = await _PENDING.execute(connection, ids)
+    return [
+        PendingRollout(
+            rollout_id=row.rollout_id,
+            worker_id=row.worker_id,
+            rollout=rollout_from_store(unpack_payload(row.payload)),
+            group_id=row.group_id,
+            environment=row.environment,
+            task_index=row.task_index,
+            prompt=row.prompt,
+            prompt_token_ids=unpack_tokens(row.prompt_token_ids),
+            reference=row.reference,
+            max_tokens=row.max_tokens,
+            seed=row.seed,
+            attempts=row.attempts,
+            newcomer=row.accepted < probation_rollouts or row.shadow,
+            clean_tokens=row.clean_tokens,
+            watched=row.watched,
+        )
+        for row in rows
+    ]
+
+
+_PENDING = many.About(
+    lambda mine: (
         select(
             t.rollouts.c.rollout_id,
             t.rollouts.c.worker_id,
@@ -230,41 +272,38 @@ async def pending(connection: AsyncConnection, ids: Sequence[str], probation_rol
         .join(t.samples, t.samples.c.sample_id == t.rollouts.c.sample_id)
         .join(t.workers, t.workers.c.worker_id == t.rollouts.c.worker_id)
         .join(t.leases, t.leases.c.lease_id == t.rollouts.c.lease_id)
-        .where(among(connection, t.rollouts.c.rollout_id, ids))
+        .where(mine)
         .order_by(t.groups.c.ordinal, t.samples.c.ordinal)
-    )
-    return [
-        PendingRollout(
-            rollout_id=row.rollout_id,
-            worker_id=row.worker_id,
-            rollout=rollout_from_store(unpack_payload(row.payload)),
-            group_id=row.group_id,
-            environment=row.environment,
-            task_index=row.task_index,
-            prompt=row.prompt,
-            prompt_token_ids=unpack_tokens(row.prompt_token_ids),
-            reference=row.reference,
-            max_tokens=row.max_tokens,
-            seed=row.seed,
-            attempts=row.attempts,
-            newcomer=row.accepted < probation_rollouts or row.shadow,
-            clean_tokens=row.clean_tokens,
-            watched=row.watched,
-        )
-        for row in rows
-    ]
+    ),
+    t.rollouts.c.rollout_id,
+)
+
+
+class _Decompressor(threading.local):
+    """Each thread's own: to make one takes thirty times as long as to unpack a rollout by it."""
+
+    def __init__(self) -> None:
+        self.own = zstandard.ZstdDecompressor()
+
+
+_DECOMPRESSOR = _Decompressor()
 
 
 def unpack_payload(packed: bytes) -> bytes:
-    return zstandard.ZstdDecompressor().decompress(packed, max_output_size=_PAYLOAD_BYTES_MAX)
+    return _DECOMPRESSOR.own.decompress(packed, max_output_size=_PAYLOAD_BYTES_MAX)
 
 
 async def set_state(
     connection: AsyncConnection, rollout_ids: Sequence[str], state: str, drop_reason: str | None = None
 ) -> None:
     if rollout_ids:
-        mine = among(connection, t.rollouts.c.rollout_id, rollout_ids)
-        await connection.execute(update(t.rollouts).where(mine).values(state=state, drop_reason=drop_reason))
+        await _SET_STATE.execute(connection, rollout_ids, to_state=state, because=drop_reason)
+
+
+_SET_STATE = many.About(
+    lambda mine: update(t.rollouts).where(mine).values(state=bindparam("to_state"), drop_reason=bindparam("because")),
+    t.rollouts.c.rollout_id,
+)
 
 
 async def drop(connection: AsyncConnection, row: Row, reason: str, at: float, *, sample_state: str) -> None:

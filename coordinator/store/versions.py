@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from coordinator.store.database import among
+from coordinator.store import many
 from coordinator.store.tables import batches, groups, leases, policy_versions, rollouts
 from protocol.errors import UserError
 from protocol.policy import PolicyVersion
@@ -52,18 +52,19 @@ class Named:
 
 async def named(connection: AsyncConnection, numbers: Iterable[int]) -> Named:
     """By one question. Numbers that no database can hold are unknown."""
-    newest = select(func.max(policy_versions.c.version)).where(policy_versions.c.withdrawn.is_(False))
     possible = [number for number in set(numbers) if 0 <= number <= _NUMBER_MAX]
-    rows = list(
-        await connection.execute(
-            select(policy_versions.c.version, policy_versions.c.manifest_digest, policy_versions.c.withdrawn).where(
-                among(connection, policy_versions.c.version, possible)
-                | (policy_versions.c.version == newest.scalar_subquery())
-            )
-        )
-    )
+    rows = list(await _NAMED.execute(connection, possible))
     digests = {row.version: row.manifest_digest for row in rows if not row.withdrawn}
     return Named(digests, frozenset(row.version for row in rows if row.withdrawn), max(digests, default=0))
+
+
+_NEWEST = select(func.max(policy_versions.c.version)).where(policy_versions.c.withdrawn.is_(False))
+_NAMED = many.About(
+    lambda mine: select(
+        policy_versions.c.version, policy_versions.c.manifest_digest, policy_versions.c.withdrawn
+    ).where(mine | (policy_versions.c.version == _NEWEST.scalar_subquery())),
+    policy_versions.c.version,
+)
 
 
 async def announce(

@@ -78,7 +78,7 @@ class Known:
 
 async def known(connection: AsyncConnection, worker_ids: Sequence[str]) -> dict[str, Known]:
     """Those of these workers that ever registered."""
-    rows = await connection.execute(select(workers).where(among(connection, workers.c.worker_id, worker_ids)))
+    rows = await _KNOWN.execute(connection, worker_ids)
     return {
         row.worker_id: Known(
             row.worker_id,
@@ -89,6 +89,9 @@ async def known(connection: AsyncConnection, worker_ids: Sequence[str]) -> dict[
         )
         for row in rows
     }
+
+
+_KNOWN = many.About(lambda mine: select(workers).where(mine), workers.c.worker_id)
 
 
 async def two_active(connection: AsyncConnection, since: float) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from sqlalchemy import BigInteger, func, select, update
+from sqlalchemy import BigInteger, bindparam, func, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from coordinator.store import many
@@ -97,3 +97,23 @@ async def test_each_row_is_updated_by_its_own_numbers(run: StoredRun, alice: Ide
         credits = select(t.workers.c.worker_id, t.workers.c.credits)
         found = {row.worker_id: row.credits for row in await connection.execute(credits)}
     assert (found[alice.key_id], found[bob.key_id]) == (6, 2**40)
+
+
+async def test_a_statement_made_once_is_about_the_rows_that_are_named(run: StoredRun, alice: Identity) -> None:
+    async with run.db.write() as connection:
+        await many.insert(
+            connection, t.evidence, [_evidence(alice, name, tokens=7) for name in ("a", "b", "c", "x" * 32)]
+        )
+    raise_them = many.About(
+        lambda mine: update(t.evidence).where(mine).values(tokens=t.evidence.c.tokens + bindparam("more")),
+        t.evidence.c.test,
+    )
+    tokens = many.About(lambda mine: select(t.evidence.c.test, t.evidence.c.tokens).where(mine), t.evidence.c.test)
+    async with run.db.write() as connection:
+        await raise_them.execute(connection, ["a", "c", "nobody", "x" * 33], more=2**40)
+        await raise_them.execute(connection, [], more=1)
+        await raise_them.execute(connection, ["b"], more=1)
+    async with run.db.read() as connection:
+        found = {row.test: row.tokens for row in await tokens.execute(connection, ["a", "b", "x" * 32, "x" * 33])}
+        assert (await tokens.execute(connection, [])).all() == []
+    assert found == {"a": 7 + 2**40, "b": 8, "x" * 32: 7}, "a name that is too long is nobody's, not a shorter one's"
