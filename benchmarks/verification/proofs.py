@@ -1,7 +1,12 @@
-"""Building and checking activation proofs on this CPU, for whole chunks of 32 tokens."""
+"""Building and checking activation proofs on this CPU, for whole chunks of 32 tokens.
+
+Where the published library (`toploc`) can be imported, it does the same in turn with ours. Its wheels fit an older torch;
+for this one it has to be built from source.
+"""
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable
 from statistics import median
@@ -13,29 +18,32 @@ import torch
 from protocol import toploc
 from worker.vllm_engine.capture_store import top_k_of_chunks
 
-# The reference library's own path, as measured on a CPU at d = 1024: milliseconds per token to build a proof.
-REFERENCE_BUILD_MS_PER_TOKEN = 0.05
 _CHUNKS = 64
 _REPEATS = 15
+_LIBRARY_OPTIONS = {"decode_batching_size": toploc.CHUNK_TOKENS, "topk": toploc.TOP_K, "skip_prefill": True}
 
 
 def measure(hidden_size: int) -> dict[str, Any]:
-    """Milliseconds per token to build (top k as the engine takes it, then the polynomial) and to check."""
+    """Milliseconds per token to build (top k as the engine takes it, then the polynomial) and to check; ours, the
+    library's if it is there, and the medians of the paired ratios.
+    """
     bits = _activations(hidden_size)
     hidden = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16).reshape(_CHUNKS, -1)
     proofs = _build(hidden)
-    chunks = bits.reshape(_CHUNKS, toploc.CHUNK_TOKENS, hidden_size)
-    tokens = _CHUNKS * toploc.CHUNK_TOKENS
-    build = _median_seconds(lambda: _build(hidden))
-    check = _median_seconds(lambda: [toploc.compare(p, c) for p, c in zip(proofs, chunks, strict=True)])
+    chunks = list(bits.reshape(_CHUNKS, toploc.CHUNK_TOKENS, hidden_size))
+    ways = {
+        "build": (lambda: _build(hidden), _library_build(bits)),
+        "check": (lambda: toploc.compare_many(proofs, chunks), _library_check(bits)),
+    }
+    timed: dict[str, float] = {}
+    for name, (ours, library) in ways.items():
+        timed |= _timed(name, ours, library)
     agreement = toploc.compare(proofs[0], chunks[0])
     assert agreement.exponent_mismatches == 0 and agreement.mantissa_mean == 0.0
     return {
         "hidden_size": hidden_size,
-        "build_ms_per_token": build / tokens * 1e3,
-        "check_ms_per_token": check / tokens * 1e3,
+        **timed,
         "bytes_per_token": toploc.proof_bytes(toploc.TOP_K) / toploc.CHUNK_TOKENS,
-        "reference_build_ms_per_token": REFERENCE_BUILD_MS_PER_TOKEN,
     }
 
 
@@ -50,10 +58,47 @@ def _activations(hidden_size: int) -> np.ndarray:
     return (draw.view(np.uint32) >> 16).astype(np.uint16)
 
 
-def _median_seconds(work: Callable[[], object]) -> float:
-    seconds = []
+def _library() -> Any:
+    try:
+        return importlib.import_module("toploc")
+    except ImportError:
+        return None
+
+
+def _library_build(bits: np.ndarray) -> Callable[[], Any] | None:
+    """The library takes a list with each token's hidden state."""
+    library = _library()
+    rows = _rows(bits)
+    return None if library is None else lambda: library.build_proofs_bytes(rows, **_LIBRARY_OPTIONS)
+
+
+def _library_check(bits: np.ndarray) -> Callable[[], Any] | None:
+    library, build = _library(), _library_build(bits)
+    if library is None or build is None:
+        return None
+    rows, proofs = _rows(bits), build()
+    return lambda: library.verify_proofs_bytes(rows, proofs, **_LIBRARY_OPTIONS)
+
+
+def _rows(bits: np.ndarray) -> list[torch.Tensor]:
+    return list(torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16))
+
+
+def _timed(name: str, ours: Callable[[], Any], library: Callable[[], Any] | None) -> dict[str, float]:
+    """Milliseconds per token, in turn."""
+    mine, theirs = [], []
     for _ in range(_REPEATS):
-        begun = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - begun)
-    return median(seconds)
+        mine.append(_ms_per_token(ours))
+        if library is not None:
+            theirs.append(_ms_per_token(library))
+    found = {f"{name}_ms_per_token": median(mine)}
+    if theirs:
+        found[f"library_{name}_ms_per_token"] = median(theirs)
+        found[f"{name}_ratio"] = median(own / other for own, other in zip(mine, theirs, strict=True))
+    return found
+
+
+def _ms_per_token(work: Callable[[], Any]) -> float:
+    begun = time.perf_counter()
+    work()
+    return (time.perf_counter() - begun) * 1e3 / (_CHUNKS * toploc.CHUNK_TOKENS)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.verification.checks.form import proof_chunks
+from coordinator.verification.checks.proof import chunk_agreements
 from coordinator.verification.pooled import NEAR_TIE_NATS
 from protocol import toploc
 from protocol.rollout import Rollout
@@ -53,10 +53,7 @@ def measure(rollout: Rollout, prefill: PrefillResult, *, engine: str, verifier: 
         engine=engine,
         verifier=verifier,
         tokens=len(rollout.token_ids),
-        chunks=tuple(
-            _chunk(end - start, toploc.compare(proof, prefill.hidden_bits_TD[start:end]))
-            for start, end, proof in proof_chunks(rollout)
-        ),
+        chunks=tuple(_chunk(end - start, agreement) for start, end, agreement in chunk_agreements(rollout, prefill)),
         gap_median=float(np.median(gaps_T)),
         gap_max=float(gaps_T.max()),
         margin_sum=float(prefill.margins_T.sum()),

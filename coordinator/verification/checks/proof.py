@@ -11,7 +11,7 @@ from coordinator.verification.pooled import PROOF_EXPONENT, PROOF_MANTISSA
 from coordinator.verification.pooling import Statistic
 from coordinator.verification.thresholds import Thresholds
 from protocol import toploc
-from protocol.rollout import RejectionReason
+from protocol.rollout import RejectionReason, Rollout
 
 if TYPE_CHECKING:
     from coordinator.verification.prefill import PrefillResult
@@ -42,8 +42,7 @@ class ProofCheck:
         nearest: dict[str, _Measure] = {}  # to their limits, of all chunks
         worst: tuple[float, str] = (0.0, "")
         statistics: list[Statistic] = []
-        for start, end, proof in proof_chunks(claim.rollout):
-            agreement = toploc.compare(proof, prefill.hidden_bits_TD[start:end])
+        for start, end, agreement in chunk_agreements(claim.rollout, prefill):
             statistics += (
                 Statistic(PROOF_MANTISSA, agreement.mantissa_mean, end - start),
                 Statistic(PROOF_EXPONENT, agreement.exponent_mismatches, end - start),
@@ -71,6 +70,15 @@ class ProofCheck:
             "mantissa_mean": _Measure("mean mantissa error", agreement.mantissa_mean, limits.mantissa_mean_max),
             "mantissa_median": _Measure("median mantissa error", agreement.mantissa_median, limits.mantissa_median_max),
         }
+
+
+def chunk_agreements(rollout: Rollout, prefill: PrefillResult) -> list[tuple[int, int, toploc.ChunkAgreement]]:
+    """For each chunk, which tokens it is of, from start to before end, and how its proof agrees with the prefill."""
+    chunks = list(proof_chunks(rollout))
+    agreements = toploc.compare_many(
+        [proof for _, _, proof in chunks], [prefill.hidden_bits_TD[start:end] for start, end, _ in chunks]
+    )
+    return [(start, end, agreement) for (start, end, _), agreement in zip(chunks, agreements, strict=True)]
 
 
 def _detail(start: int, end: int, agreement: toploc.ChunkAgreement, measure: _Measure) -> str:

@@ -152,6 +152,22 @@ def test_other_activations_disagree() -> None:
     assert agreement.sign_mismatches > 30
 
 
+def test_many_at_once_are_scored_as_each_alone() -> None:
+    """Over batches, chunks of other sizes between, ties, a chunk of one value throughout, and proofs of something else."""
+    chunks = [random_hidden(rows, 48, seed=rows) & np.uint16(0xFFF0) for rows in (32, 32, 7, 32, 2, 2, *[32] * 40)]
+    chunks[3] = np.full((32, 48), 0x3F80, np.uint16)
+    chunks[9] = random_hidden(32, 48, seed=99)
+    proofs = [toploc.build_proofs(chunk)[0] for chunk in chunks]
+    proofs[3], proofs[12] = proofs[9], proofs[11]
+    proofs[13] = toploc.build_proofs(random_hidden(32, 48, seed=1))[0]
+    together = toploc.compare_many(proofs, chunks)
+    assert together == [toploc.compare(proof, chunk) for proof, chunk in zip(proofs, chunks, strict=True)]
+    assert len({each.exponent_mismatches for each in together}) > 2
+    assert toploc.compare_many([], []) == []
+    with pytest.raises(ValueError, match="bytes"):
+        toploc.compare_many(proofs[2:4], chunks[3:5])
+
+
 def test_sign_flips_are_seen_apart() -> None:
     hidden = random_hidden(32, 64)
     agreement = toploc.compare(toploc.build_proofs(hidden)[0], hidden ^ np.uint16(0x8000))
