@@ -209,16 +209,18 @@ def _compare_batch(pairs: Sequence[tuple[bytes, Bits]], k: int) -> list[ChunkAgr
     decoded = [decode(proof, k) for proof, _ in pairs]
     found = [_top_k_and_ties(flat, k) for _, flat in pairs]
     candidates = [np.concatenate([above, ties[:_TIES_CONSIDERED]]) for above, ties in found]
-    width = max(each.size for each in candidates)
+    sizes_C1 = np.array([[each.size] for each in candidates])
+    width = int(sizes_C1.max())
     indices_CW, ours_CW = np.zeros((2, len(pairs), width), dtype=np.int64)
-    rank_CW = np.full((len(pairs), width), PRIME)  # beyond its candidates a row holds nothing to choose
-    for row, ((_, flat), chosen, (above, _)) in enumerate(zip(pairs, candidates, found, strict=True)):
+    for row, ((_, flat), chosen) in enumerate(zip(pairs, candidates, strict=True)):
         indices_CW[row, : chosen.size], ours_CW[row, : chosen.size] = chosen, flat[chosen]
-        rank_CW[row, : above.size] = -1
-        rank_CW[row, above.size : chosen.size] = 0
     claimed_CW = _evaluate(decoded, indices_CW)
     if width > k:
-        rank_CW = np.where(rank_CW == 0, np.abs(claimed_CW - ours_CW), rank_CW)
+        above_C1 = np.array([[above.size] for above, _ in found])
+        places_W = np.arange(width)
+        rank_CW = np.abs(claimed_CW - ours_CW)
+        rank_CW[places_W < above_C1] = -1
+        rank_CW[places_W >= sizes_C1] = np.iinfo(np.int64).max  # a row holds nothing there: a neighbour has more ties
         best_CK = np.argsort(rank_CW, axis=1, kind="stable")[:, :k]
         ours_CW, claimed_CW = (np.take_along_axis(each, best_CK, axis=1) for each in (ours_CW, claimed_CW))
     return _agreements(ours_CW, claimed_CW)

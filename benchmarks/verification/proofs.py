@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -31,13 +32,9 @@ def measure(hidden_size: int) -> dict[str, Any]:
     hidden = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16).reshape(_CHUNKS, -1)
     proofs = _build(hidden)
     chunks = list(bits.reshape(_CHUNKS, toploc.CHUNK_TOKENS, hidden_size))
-    ways = {
-        "build": (lambda: _build(hidden), _library_build(bits)),
-        "check": (lambda: toploc.compare_many(proofs, chunks), _library_check(bits)),
-    }
-    timed: dict[str, float] = {}
-    for name, (ours, library) in ways.items():
-        timed |= _timed(name, ours, library)
+    library_build, library_check = _library(bits) or (None, None)
+    timed = _timed("build", lambda: _build(hidden), library_build)
+    timed |= _timed("check", lambda: toploc.compare_many(proofs, chunks), library_check)
     agreement = toploc.compare(proofs[0], chunks[0])
     assert agreement.exponent_mismatches == 0 and agreement.mantissa_mean == 0.0
     return {
@@ -58,30 +55,17 @@ def _activations(hidden_size: int) -> np.ndarray:
     return (draw.view(np.uint32) >> 16).astype(np.uint16)
 
 
-def _library() -> Any:
+def _library(bits: np.ndarray) -> tuple[Callable[[], Any], Callable[[], Any]] | None:
+    """How the published library builds and checks, if it is there."""
     try:
-        return importlib.import_module("toploc")
+        library: Any = importlib.import_module("toploc")
     except ImportError:
         return None
-
-
-def _library_build(bits: np.ndarray) -> Callable[[], Any] | None:
-    """The library takes a list with each token's hidden state."""
-    library = _library()
-    rows = _rows(bits)
-    return None if library is None else lambda: library.build_proofs_bytes(rows, **_LIBRARY_OPTIONS)
-
-
-def _library_check(bits: np.ndarray) -> Callable[[], Any] | None:
-    library, build = _library(), _library_build(bits)
-    if library is None or build is None:
-        return None
-    rows, proofs = _rows(bits), build()
-    return lambda: library.verify_proofs_bytes(rows, proofs, **_LIBRARY_OPTIONS)
-
-
-def _rows(bits: np.ndarray) -> list[torch.Tensor]:
-    return list(torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16))
+    rows = list(
+        torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
+    )  # it takes a list: each token's hidden state
+    build = partial(library.build_proofs_bytes, rows, **_LIBRARY_OPTIONS)
+    return build, partial(library.verify_proofs_bytes, rows, build(), **_LIBRARY_OPTIONS)
 
 
 def _timed(name: str, ours: Callable[[], Any], library: Callable[[], Any] | None) -> dict[str, float]:

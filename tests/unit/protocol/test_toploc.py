@@ -168,6 +168,16 @@ def test_many_at_once_are_scored_as_each_alone() -> None:
         toploc.compare_many(proofs[2:4], chunks[3:5])
 
 
+def test_what_a_wider_neighbour_leaves_empty_is_never_chosen() -> None:
+    """Not even before a tie that is as far from the claim as bits can be: a NaN that is claimed to be next to nothing."""
+    wide, narrow = np.full((32, 48), 0x3F80, np.uint16), np.zeros((32, 48), np.uint16)
+    places = np.arange(5, 5 + 3 * toploc.TOP_K, 3)
+    narrow.reshape(-1)[places] = 0xFFFF
+    claims = np.random.default_rng(0).integers(0, 30, toploc.TOP_K).astype(np.uint16)
+    proofs = [toploc.build_proofs(random_hidden(32, 48))[0], toploc.encode(places, claims)]
+    assert toploc.compare_many(proofs, [wide, narrow])[1] == toploc.compare(proofs[1], narrow)
+
+
 def test_sign_flips_are_seen_apart() -> None:
     hidden = random_hidden(32, 64)
     agreement = toploc.compare(toploc.build_proofs(hidden)[0], hidden ^ np.uint16(0x8000))
