@@ -63,7 +63,7 @@ class Feeding:
         manifest = self._keys.open_manifest(envelope)
         if manifest.run_id != self._run_id:
             raise UserError(f"the manifest is of run {manifest.run_id!r}, this is {self._run_id!r}")
-        async with self._db.write() as connection:
+        async with self._db.write(Lane.TRAINING) as connection:
             at = await database.now(connection)
             digest = str(manifest_digest(envelope.payload))
             if await versions.announce(
@@ -89,21 +89,36 @@ class Feeding:
             news = known is None or known.acknowledged_at is not None
             assigned = [] if news else await groups.of_batch(connection, batch)
             news |= any(group.group_id not in held for group in assigned)
-            if not news and len(assigned) < max_groups:
-                news = bool(await groups.candidates(connection, await database.now(connection), 1))
-        if not news:
+            at = await database.now(connection)
+            overdue = len(assigned) < max_groups and bool(await groups.overdue(connection, at, 1))
+            if not news and not overdue and len(assigned) < max_groups:
+                news = bool(await groups.ready(connection, 1))
+        if not news and not overdue:
             return []
-        async with self._db.write(Lane.FEEDING) as connection:
+        if overdue:  # older than what is ready, and rare
+            await self._fill(Lane.FEEDING, batch, trainer_version, max_groups)
+        assigned = await self._fill(Lane.TRAINING, batch, trainer_version, max_groups)
+        async with self._db.read() as connection:  # what is large, when nobody waits for it any more
+            return await self._answer(connection, [group for group in assigned if group.group_id not in set(held)])
+
+    async def _fill(self, lane: Lane, batch: int, trainer_version: int, max_groups: int) -> list[Row]:
+        """Open the batch and serve groups in it while there is room; all that are in it. `Lane.TRAINING` serves those that are
+        ready, of which nothing is leased, waits, or is under judgement; `Lane.FEEDING` open ones past their deadline."""
+        async with self._db.write(lane) as connection:
             at = await database.now(connection)
             await self._open_batch(connection, batch, trainer_version, at)
             assigned = await groups.of_batch(connection, batch)
-            candidates = await groups.candidates(connection, at, _CANDIDATES) if len(assigned) < max_groups else []
+            candidates: list[Row] = []
+            if len(assigned) < max_groups:
+                if lane is Lane.TRAINING:
+                    candidates = await groups.ready(connection, _CANDIDATES)
+                else:
+                    candidates = await groups.overdue(connection, at, _CANDIDATES)
             while candidates and len(assigned) < max_groups:
                 missing = max_groups - len(assigned)
                 assigned += await self._offer(connection, candidates[:missing], batch, trainer_version, at)
                 candidates = candidates[missing:]
-        async with self._db.read() as connection:  # what is large, when nobody waits for it any more
-            return await self._answer(connection, [group for group in assigned if group.group_id not in set(held)])
+            return assigned
 
     async def _answer(self, connection: AsyncConnection, wanted: Sequence[Row]) -> list[trainer_pb2.RolloutGroup]:
         """As many groups as a message may hold, at least one; the trainer asks again for the others."""
@@ -237,7 +252,7 @@ class Feeding:
 
     async def acknowledge(self, through_batch: int) -> int:
         """A checkpoint holds every batch up to this one: they are never served again. Returns how many were new."""
-        async with self._db.write() as connection:
+        async with self._db.write(Lane.TRAINING) as connection:
             at = await database.now(connection)
             rows = await connection.execute(
                 select(t.batches.c.batch).where(
@@ -276,7 +291,7 @@ class Feeding:
         `alarms`: those that last, a sentence by name; one that begins or ends is an audit event.
         """
         alarms = alarms or {}
-        async with self._db.write() as connection:
+        async with self._db.write(Lane.TRAINING) as connection:
             at = await database.now(connection)
             await self._record_alarms(connection, batch, trainer_version, alarms, at)
             await connection.execute(t.steps.delete().where(t.steps.c.batch == batch))

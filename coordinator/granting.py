@@ -17,7 +17,7 @@ from coordinator.grouping import GroupMaker
 from coordinator.hardware import HardwareRules, HardwareState, state_of
 from coordinator.pace import OutLease, Pace
 from coordinator.scheduling import Freshness, Scheduling
-from coordinator.store import events, hardware, leases, rollouts, run, versions, workers
+from coordinator.store import events, hardware, leases, rollouts, run, workers
 from coordinator.store import pace as pace_store
 from coordinator.store.groups import LeasableSample
 from coordinator.store.leases import NewLease
@@ -61,6 +61,16 @@ class Load:
     elsewhere: tuple[str, str] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What leasing goes by besides the run's numbers, at a time: how far leases may reach, decisions on kinds of hardware."""
+
+    at: float
+    horizon: float | None
+    asked: frozenset[str]  # kinds of hardware
+    decisions: dict[str, str | None]
+
+
 @dataclass
 class Facts:
     """What one transaction knows, kept up to date with what it grants."""
@@ -101,6 +111,7 @@ class Granting:
         self._hardware_rules = hardware_rules
         self._freshness = freshness
         self._load: Load | None = None
+        self._rules: Rules | None = None
         self._paces: OrderedDict[str, tuple[float, Pace | None]] = OrderedDict()
         self._looked_for_stragglers = 0.0
 
@@ -110,33 +121,32 @@ class Granting:
         """An answer to each request: leases, why there are none, or WorkerFault for who is banned or unknown."""
         known = await workers.known(connection, list({each.worker_id for each in requests}))
         faults = [_fault(known.get(each.worker_id)) for each in requests]
-        await self._note_seen(connection, list(known.values()), at)
-        head = await versions.head(connection)
+        head, paused = await run.head_and_paused(connection)
         if head is None:
+            await self._note_seen(connection, list(known.values()), at)
             nothing = Granted((), 0, "no policy version is published yet", at)
             return [fault or nothing for fault in faults]
-        facts = await self._facts(connection, known, head.version, at)
-        paused = await run.is_paused(connection)
+        facts = await self._facts(connection, known, head, at)
         answers: list[Granted | WorkerFault] = []
         plans: list[Plan | None] = []
         for request, fault in zip(requests, faults, strict=True):
             planned = fault or await self._plan(connection, request, facts, paused)
             if isinstance(planned, Plan):
-                answers.append(Granted((), head.version, "", at))
+                answers.append(Granted((), head, "", at))
                 plans.append(planned)
             else:
-                answers.append(
-                    planned if isinstance(planned, WorkerFault) else Granted((), head.version, planned.reason, at)
-                )
+                answers.append(planned if isinstance(planned, WorkerFault) else Granted((), head, planned.reason, at))
                 plans.append(None)
         for number, granted in enumerate(await self._carry_out(connection, plans, facts)):
             if granted is not None:
                 answers[number] = granted
+        await self._note_seen(connection, list(known.values()), at)  # last: verdicts wait for whom it locks
         return answers
 
     async def has_room(self, connection: AsyncConnection) -> bool:
         """Whether anybody could get anything: cheap, for those who wait."""
-        if await run.is_paused(connection) or await versions.head(connection) is None:
+        head, paused = await run.head_and_paused(connection)
+        if paused or head is None:
             return False
         load = await self._count_load(connection, 0.0)
         scheduling = self.scheduling
@@ -145,17 +155,28 @@ class Granting:
     # Facts
 
     async def _facts(self, connection: AsyncConnection, known: dict[str, Known], head: int, at: float) -> Facts:
-        names = {worker.declared.hardware for worker in known.values()}
+        rules = await self._look_up_rules(connection, {worker.declared.hardware for worker in known.values()}, at)
         return Facts(
             at=at,
             head=head,
             load=await self._count_load(connection, at),
             known=known,
             live=Counter(await leases.count_live_of_workers(connection, list(known))),
-            horizon=pace.horizon_s(await pace_store.step_s(connection, at), self.scheduling.max_staleness),
-            decisions=await hardware.decisions(connection, names),
+            horizon=rules.horizon,
+            decisions=rules.decisions,
             tried={},
         )
+
+    async def _look_up_rules(self, connection: AsyncConnection, names: set[str], at: float) -> Rules:
+        known = self._rules
+        fresh = known is not None and known.at <= at < known.at + self._freshness.rules_s
+        if known is None or not fresh or not names <= known.asked:
+            names |= known.asked if known is not None and fresh else set()
+            step_s = await pace_store.step_s(connection, at)
+            horizon = pace.horizon_s(step_s, self.scheduling.max_staleness)
+            decisions = await hardware.decisions(connection, names)
+            known = self._rules = Rules(at, horizon, frozenset(names), decisions)
+        return known
 
     async def _note_seen(self, connection: AsyncConnection, known: Sequence[Known], at: float) -> None:
         age = min(self._freshness.seen_s, self.scheduling.lease_term_s / 4)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import errno
+import socket
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,10 +33,15 @@ from protos.rollswarm.v1 import trainer_pb2_grpc, worker_pb2_grpc
 _WORKER_SERVICE = "rollswarm.v1.WorkerService"
 _ENVELOPE_OVERHEAD_BYTES = 4096
 _TRAINER_MESSAGE_BYTES = 256 << 20
+# A grpc.aio server takes in one call of each method at a time, by several turns of the event loop: where those are long, a call
+# waits longer for being taken in than for its answer. So several servers share the public port, where the system lets them.
+_SERVERS = 4
+_CONNECTIONS_OF_A_SERVER = (
+    1024  # at least: the system deals connections out by chance, and each server's number is bounded
+)
 # Nothing that a stranger sends is taken in beyond these. Compressed messages are refused: rollouts hardly shrink, and what
 # would grow on our side is a way to fill memory.
 _PUBLIC_OPTIONS = (
-    ("grpc.so_reuseport", 0),
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.max_metadata_size", 8 << 10),
     ("grpc.absolute_max_metadata_size", 16 << 10),
@@ -45,13 +55,13 @@ _PUBLIC_OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A started server and the port it listens on."""
+    """Started servers and the port they listen on."""
 
-    server: grpc.aio.Server
+    servers: tuple[grpc.aio.Server, ...]
     port: int
 
     async def stop(self, grace_s: float) -> None:
-        await self.server.stop(grace_s)
+        await asyncio.gather(*(server.stop(grace_s) for server in self.servers))
 
 
 async def serve_workers(
@@ -72,28 +82,34 @@ async def serve_workers(
     `reflection`: tell strangers the services' messages, for tools such as grpcurl.
     """
     door = door or Door(DoorLimits(), time.monotonic)
-    server = grpc.aio.server(
-        interceptors=(
-            StreamInterceptor("/grpc.reflection." if reflection else None),
-            ErrorInterceptor(),
-            AddressInterceptor(door),
-            WorkerAuthInterceptor(secret, service.clock),
-            KeyInterceptor(door),
-            ParseInterceptor(),
-            *([] if tracing is None else [tracing]),
-        ),
-        options=(
-            ("grpc.max_receive_message_length", max_payload_bytes + _ENVELOPE_OVERHEAD_BYTES),
-            ("grpc.max_allowed_incoming_connections", max_connections),
-            *_PUBLIC_OPTIONS,
-        ),
-    )
-    if reflection:
-        from grpc_reflection.v1alpha.reflection import SERVICE_NAME, enable_server_reflection
+    count = min(_SERVERS, max(1, max_connections // _CONNECTIONS_OF_A_SERVER)) if sys.platform == "linux" else 1
 
-        enable_server_reflection((_WORKER_SERVICE, SERVICE_NAME), server)
-    worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)
-    return await _start(server, host, port, "server.grpc_port", (_WORKER_SERVICE,), tls)
+    def make() -> grpc.aio.Server:
+        server = grpc.aio.server(
+            interceptors=(
+                StreamInterceptor("/grpc.reflection." if reflection else None),
+                ErrorInterceptor(),
+                AddressInterceptor(door),
+                WorkerAuthInterceptor(secret, service.clock),
+                KeyInterceptor(door),
+                ParseInterceptor(),
+                *([] if tracing is None else [tracing]),
+            ),
+            options=(
+                ("grpc.max_receive_message_length", max_payload_bytes + _ENVELOPE_OVERHEAD_BYTES),
+                ("grpc.max_allowed_incoming_connections", max_connections // count),
+                ("grpc.so_reuseport", int(count > 1)),
+                *_PUBLIC_OPTIONS,
+            ),
+        )
+        if reflection:
+            from grpc_reflection.v1alpha.reflection import SERVICE_NAME, enable_server_reflection
+
+            enable_server_reflection((_WORKER_SERVICE, SERVICE_NAME), server)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)
+        return server
+
+    return await _start([make() for _ in range(count)], host, port, "server.grpc_port", (_WORKER_SERVICE,), tls)
 
 
 async def serve_trainer(
@@ -121,26 +137,47 @@ async def serve_trainer(
         ),
     )
     trainer_pb2_grpc.add_TrainerServiceServicer_to_server(service, server)
-    return await _start(server, host, port, "server.trainer_port", ("rollswarm.v1.TrainerService",), tls)
+    return await _start([server], host, port, "server.trainer_port", ("rollswarm.v1.TrainerService",), tls)
 
 
 async def _start(
-    server: grpc.aio.Server, host: str, port: int, field: str, services: Sequence[str], tls: ServerTls | None
+    servers: Sequence[grpc.aio.Server], host: str, port: int, field: str, services: Sequence[str], tls: ServerTls | None
 ) -> Listener:
-    health = health_aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    for name in ("", *services):
-        await health.set(name, health_pb2.HealthCheckResponse.SERVING)
+    """Let all of these listen on one port; several must have been made to share it."""
+    bound = port
+    for number, server in enumerate(servers):
+        health = health_aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(health, server)
+        for name in ("", *services):
+            await health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        # Who may share a port shares it with anyone: whether somebody else has it, only one who may not finds out.
+        taken = number == 0 and len(servers) > 1 and port != 0 and _is_taken(host, port)
+        bound = 0 if taken else _bind(server, f"{host}:{bound}", tls)
+        if bound == 0:
+            raise UserError(f"cannot listen on {host}:{port} ({field}): the port is in use or not ours; choose another")
+    for server in servers:
+        await server.start()
+    return Listener(tuple(servers), bound)
+
+
+def _bind(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> int:
+    """The port, 0 if it can't be had."""
+    with contextlib.suppress(RuntimeError):
+        if tls is None:
+            return int(server.add_insecure_port(address))
+        return int(server.add_secure_port(address, tls.grpc_credentials()))
+    return 0
+
+
+def _is_taken(host: str, port: int) -> bool:
+    """Whether somebody has this port, as a socket finds out that shares with nobody."""
     try:
-        address = f"{host}:{port}"
-        bound = (
-            server.add_insecure_port(address)
-            if tls is None
-            else server.add_secure_port(address, tls.grpc_credentials())
-        )
-    except RuntimeError:
-        bound = 0
-    if bound == 0:
-        raise UserError(f"cannot listen on {host}:{port} ({field}): the port is in use or not ours; choose another")
-    await server.start()
-    return Listener(server, bound)
+        for family, kind, _, _, address in socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind) as alone:
+                alone.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+                )  # connections that have just ended count not
+                alone.bind(address)
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
+    return False

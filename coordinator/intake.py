@@ -22,6 +22,7 @@ from coordinator.store.versions import Named
 from coordinator.together import Together
 from protocol.errors import WorkerFault
 from protocol.lease import Lease, LeaseState, finish
+from protocol.ledger import BLAMELESS
 from protocol.rollout import RejectionReason, Rollout, SamplingParams
 from protocol.signing import RECEIPT, ROLLOUT, Identity, SignedEnvelope, open_envelope
 from protocol.turns import Turns
@@ -114,8 +115,21 @@ class Intake:
             raise
 
     async def _refuse(self, refusals: Sequence[Refusal]) -> Sequence[None]:
-        """Count what was refused, and strike where that is due, in one transaction."""
-        async with self._db.write() as connection:
+        """Count what was refused, and strike where that is due. Only what may end in a ban makes all others wait."""
+        blameless = [each for each in refusals if each.fault.reason in BLAMELESS]
+        others = [each for each in refusals if each.fault.reason not in BLAMELESS]
+        await self._count_refusals(blameless, Lane.VERDICTS)
+        if others:
+            async with self._db.read() as connection:
+                new = await verdicts.strikable(connection, [(each.worker_id, each.rollout_id) for each in others])
+            others = [each for each in others if (each.worker_id, each.rollout_id) in new]
+            await self._count_refusals(others, Lane.ALONE)
+        return [None] * len(refusals)
+
+    async def _count_refusals(self, refusals: Sequence[Refusal], lane: Lane) -> None:
+        if not refusals:
+            return
+        async with self._db.write(lane) as connection:
             at = await database.now(connection)
             for each in refusals:
                 struck = await verdicts.refuse(
@@ -132,7 +146,6 @@ class Intake:
                     await rollouts.keep_offence(
                         connection, each.rollout_id, lease_id, each.worker_id, each.fault.detail, each.envelope, at
                     )
-        return [None] * len(refusals)
 
     async def _store(self, submissions: Sequence[Submission]) -> Sequence[SignedEnvelope | Exception]:
         """Receive several in one transaction. Raises IntegrityError if another replica took one in at the same moment."""
@@ -140,7 +153,10 @@ class Intake:
             at = await database.now(connection)
             # Leases first, and locked: of the same bytes that another replica is taking in, the receipt is seen afterwards.
             held = await leases.held(connection, (each.rollout.lease_id for each in submissions))
-            received = await rollouts.received(connection, (each.rollout_id for each in submissions))
+            # Under a live one nothing was received: to receive it ends the lease.
+            over = {key for key, mine in held.items() if mine.lease.state is not LeaseState.LIVE}
+            again = [each.rollout_id for each in submissions if each.rollout.lease_id in over]
+            received = await rollouts.received(connection, again) if again else {}
             named = await versions.named(
                 connection, (span.version for each in submissions for span in each.rollout.spans)
             )

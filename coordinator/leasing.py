@@ -62,6 +62,8 @@ class Leasing:
         maker = GroupMaker(
             secret=secret, environments=environments, tokenize=tokenize, max_prompt_tokens=max_prompt_tokens
         )
+        self._freshness = freshness
+        self._looked_for_overdue = 0.0
         self._granting = Granting(scheduling, maker, hardware_rules or HardwareRules(), freshness)
         self._together = Together(self.acquire_many, _MOST, self.abandon)
         self._returning: Together[Returned, int] = Together(self._give_back_many, _MOST)
@@ -80,7 +82,8 @@ class Leasing:
         """Grant leases to several workers in one transaction, the first first."""
         async with self._db.write(Lane.GRANTS) as connection:
             at = await database.now(connection)
-            await self._expire(connection, at)
+            if not self._looked_for_overdue <= at < self._looked_for_overdue + self._freshness.overdue_s:
+                await self._expire(connection, at)
             return await self._granting.grant(connection, requests, at)
 
     async def has_room(self) -> bool:
@@ -186,6 +189,7 @@ class Leasing:
             return await self._expire(connection, await database.now(connection))
 
     async def _expire(self, connection: AsyncConnection, at: float) -> int:
+        self._looked_for_overdue = at
         overdue = await leases.overdue(connection, at)
         await leases.save_many(connection, [lease_rules.expire(lease, at) for lease in overdue])
         return len(overdue)

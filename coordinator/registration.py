@@ -11,7 +11,7 @@ from coordinator import tokens
 from coordinator.hardware import HardwareRules, HardwareState, state_of
 from coordinator.joining import ANYONE, JoinRule, check
 from coordinator.store import database, events, hardware, workers
-from coordinator.store.database import Database
+from coordinator.store.database import Database, Lane
 from coordinator.together import Together
 from protocol.declaration import Declaration
 from protocol.errors import RollswarmError, UserError
@@ -89,7 +89,7 @@ class Joining:
     async def _join_many(self, newcomers: Sequence[_Newcomer]) -> list[Joined | Exception]:
         """Several in one transaction; what one is refused for undoes nothing of the others."""
         answers: list[Joined | Exception] = []
-        async with self._db.write() as connection:
+        async with self._db.write(Lane.VERDICTS) as connection:
             at = await database.now(connection)
             for newcomer in newcomers:
                 try:

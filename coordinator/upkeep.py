@@ -17,7 +17,7 @@ from coordinator.leasing import Leasing
 from coordinator.scheduling import Scheduling
 from coordinator.store import database, retention
 from coordinator.store import knobs as knob_store
-from coordinator.store.database import Database
+from coordinator.store.database import Database, Lane
 from coordinator.tls import ServerTls
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ async def forget_payloads(db: Database, storage: StorageSection, stop: asyncio.E
     while not stop.is_set():
         pause = _FORGET_EVERY_S
         try:
-            async with db.write() as connection:
+            async with db.write(Lane.TRAINING) as connection:
                 at = await database.now(connection)
                 forgotten = await retention.forget(
                     connection,

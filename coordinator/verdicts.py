@@ -16,6 +16,7 @@ from coordinator.evidence import Alarm
 from coordinator.hardware import is_alert
 from coordinator.store import events, groups, hardware, leases, many, rollouts, workers
 from coordinator.store import tables as t
+from coordinator.store.database import among
 from coordinator.verification.pooled import STRIKE, Pooled
 from protocol.lease import LeaseState, finish
 from protocol.ledger import STATISTICAL, Entry, EntryKind, entries_for_rejection, is_gross
@@ -177,6 +178,16 @@ async def _note_in_shadow(connection: AsyncConnection, row: Row, verdict: Verdic
     if is_alert(count):
         detail = f"{count} rejected so far, the latest for {verdict.reason}: {verdict.detail}"
         await events.record(connection, at=at, actor="verifier", action="shadow", subject=name, detail=detail)
+
+
+async def strikable(connection: AsyncConnection, refused: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Those of these refused submissions, (worker, rollout), that `refuse` may strike for: neither replays of what was struck
+    for already, nor of a worker that is banned or unknown. So nobody makes others wait for strikes without end."""
+    theirs = among(connection, t.ledger.c.rollout_id, sorted({rollout_id for _, rollout_id in refused}))
+    struck = set((await connection.execute(select(t.ledger.c.rollout_id).where(theirs))).scalars())
+    known = await workers.known(connection, sorted({worker_id for worker_id, _ in refused}))
+    free = {worker_id for worker_id, each in known.items() if not each.standing.banned}
+    return {(worker, rollout) for worker, rollout in refused if worker in free and rollout not in struck}
 
 
 async def refuse(

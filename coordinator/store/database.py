@@ -25,11 +25,20 @@ _WRITE = {"rollswarm_write": True}
 _NOW = "rollswarm_now"
 _IDLE_SINCE = "rollswarm_idle_since"
 _SURELY_THERE_S = 1.0
-# All that the rooms look for has an index. What PostgreSQL knows of a table lags behind one that grows from nothing: plans
-# that read it whole were right for a hundred rows, and are kept for a hundred thousand.
-_BY_INDEX = {"enable_seqscan": "off", "jit": "off"}
+# All that the rooms look for has an index, and is little. What PostgreSQL knows of a table lags behind one that grows from
+# nothing: plans that read it whole, or join it whole, were right for a hundred rows, and are kept for a hundred thousand. And
+# only plain scans of an index mark what is dead in it: where states change all the time, others wade through ten dead entries
+# for each that is not.
+_BY_INDEX = {
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "max_parallel_workers_per_gather": "0",
+    "jit": "off",
+}
 # PostgreSQL's advisory locks. All writers hold the first, together or alone; the others are lanes among those together.
-_WRITERS, _GRANTS, _VERDICTS = 0x726F6C6C, 0x726F6C6D, 0x726F6C6E  # "roll" and what follows it
+_WRITERS, _GRANTS, _VERDICTS, _TRAINING = range(0x726F6C6C, 0x726F6C70)  # "roll" and what follows it
 
 
 class Lane(enum.Enum):
@@ -39,11 +48,14 @@ class Lane(enum.Enum):
     writes, it locks before it reads it: leases first, then samples, each in order, so that nobody waits in a circle.
     """
 
-    ALONE = None  # all others: bans, refusals, knobs, versions, whatever is rare
+    ALONE = None  # all others: bans, strikes, knobs, withdrawals, whatever is rare
     ROWS = ()  # nobody: renewals, submissions, claims. Relies on rows that it has locked, and that nobody is banned meanwhile
     GRANTS = (_GRANTS,)  # relies on waiting samples, groups and their number, and on what newcomers hold
-    VERDICTS = (_VERDICTS,)  # relies on standings, evidence, groups that are not served, rollouts under judgement
-    FEEDING = (_VERDICTS, _GRANTS)  # relies on both: it closes groups, of which samples may be waiting
+    VERDICTS = (_VERDICTS,)  # relies on workers, their evidence, groups that are not served, rollouts under judgement
+    TRAINING = (
+        _TRAINING,
+    )  # relies on versions, batches, steps, complete groups, rollouts that are or never will be served
+    FEEDING = (_TRAINING, _VERDICTS, _GRANTS)  # relies on all: it closes groups, of which samples may be out or judged
 
 
 class Database:

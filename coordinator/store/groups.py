@@ -248,16 +248,16 @@ async def of_batch(connection: AsyncConnection, batch: int) -> list[Row]:
     return list(await connection.execute(select(groups).where(groups.c.batch == batch).order_by(groups.c.ordinal)))
 
 
-async def candidates(connection: AsyncConnection, at: float, limit: int) -> list[Row]:
-    """Groups that might be served now: complete ones, then open ones past their deadline; oldest first."""
-    return list(
-        await connection.execute(
-            select(groups)
-            .where((groups.c.state == "ready") | ((groups.c.state == "open") & (groups.c.deadline <= at)))
-            .order_by(groups.c.ordinal)
-            .limit(limit)
-        )
-    )
+async def ready(connection: AsyncConnection, limit: int) -> list[Row]:
+    """Complete groups that might be served now; oldest first."""
+    complete = select(groups).where(groups.c.state == "ready").order_by(groups.c.ordinal).limit(limit)
+    return list(await connection.execute(complete))
+
+
+async def overdue(connection: AsyncConnection, at: float, limit: int) -> list[Row]:
+    """Open groups past their deadline, which are served as they are or given up; oldest first."""
+    late = (groups.c.state == "open") & (groups.c.deadline <= at)
+    return list(await connection.execute(select(groups).where(late).order_by(groups.c.ordinal).limit(limit)))
 
 
 async def accepted_rollouts(connection: AsyncConnection, group_ids: Sequence[str]) -> dict[str, list[Row]]:

@@ -149,15 +149,26 @@ _LOCKED = many.About(
 async def count_unconsumed(connection: AsyncConnection) -> int:
     """Received and neither refused nor trained on. A batch that the trainer is still stepping on counts: until that
     step is reported the version stays, and what is generated beyond the batches to come could only become stale."""
-    stepping = t.consumptions.c.batch.not_in(select(t.steps.c.batch))
-    waiting = select(func.count()).select_from(t.rollouts).where(t.rollouts.c.state.in_(UNCONSUMED))
-    served = (
+    # Two questions: in one, the database may well read all that was ever consumed.
+    stepping = list((await connection.execute(_STEPPING)).scalars())
+    counted = (await _UNCONSUMED.execute(connection, stepping)).one()
+    return int(counted.waiting + counted.served)
+
+
+_STEPPING = select(t.batches.c.batch).where(
+    t.batches.c.acknowledged_at.is_(None), t.batches.c.batch.not_in(select(t.steps.c.batch))
+)
+_UNCONSUMED = many.About(
+    lambda mine: select(
         select(func.count())
-        .select_from(t.consumptions.join(t.rollouts, t.rollouts.c.rollout_id == t.consumptions.c.rollout_id))
-        .where(t.rollouts.c.state == "served", stepping)
-    )
-    counted = await connection.execute(select(waiting.scalar_subquery() + served.scalar_subquery()))
-    return int(counted.scalar_one())
+        .select_from(t.rollouts)
+        .where(t.rollouts.c.state.in_(UNCONSUMED))
+        .scalar_subquery()
+        .label("waiting"),
+        select(func.count()).select_from(t.consumptions).where(mine).scalar_subquery().label("served"),
+    ),
+    t.consumptions.c.batch,
+)
 
 
 async def claim(connection: AsyncConnection, *, verifier: str, limit: int, at: float, term: float) -> list[str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.store import database
 from coordinator.store.database import Database
-from coordinator.store.tables import runs
+from coordinator.store.tables import policy_versions, runs
 from protocol.errors import UserError
 
 
@@ -59,9 +59,15 @@ async def load_or_begin(db: Database, *, run_id: str, name: str, secret: bytes, 
     return run
 
 
-async def is_paused(connection: AsyncConnection) -> bool:
-    """Whether no leases are granted."""
-    return bool((await connection.execute(select(runs.c.paused).order_by(runs.c.created_at).limit(1))).scalar())
+async def head_and_paused(connection: AsyncConnection) -> tuple[int | None, bool]:
+    """The newest version that was not withdrawn, and whether no leases are granted: by one question."""
+    row = (await connection.execute(_HEAD_AND_PAUSED)).one()
+    return row.head, bool(row.paused)
+
+
+_HEAD = select(func.max(policy_versions.c.version)).where(policy_versions.c.withdrawn.is_(False))
+_PAUSED = select(runs.c.paused).order_by(runs.c.created_at).limit(1)
+_HEAD_AND_PAUSED = select(_HEAD.scalar_subquery().label("head"), _PAUSED.scalar_subquery().label("paused"))
 
 
 async def set_paused(db: Database, paused: bool) -> None:

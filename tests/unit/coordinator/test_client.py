@@ -87,7 +87,7 @@ class Servers:
 
     async def stop(self, grace_s: float | None = None) -> None:
         if self.listener is not None:
-            await self.listener.server.stop(grace_s)
+            await self.listener.stop(grace_s)
             self.listener = None
 
     def worker(

@@ -170,9 +170,10 @@ async def _check_rollouts(run: StoredRun, receipts: set[str]) -> None:
 
 FREE = {
     Lane.ALONE: set(),
-    Lane.ROWS: {Lane.ROWS, Lane.GRANTS, Lane.VERDICTS, Lane.FEEDING},
-    Lane.GRANTS: {Lane.ROWS, Lane.VERDICTS},
-    Lane.VERDICTS: {Lane.ROWS, Lane.GRANTS},
+    Lane.ROWS: {Lane.ROWS, Lane.GRANTS, Lane.VERDICTS, Lane.TRAINING, Lane.FEEDING},
+    Lane.GRANTS: {Lane.ROWS, Lane.VERDICTS, Lane.TRAINING},
+    Lane.VERDICTS: {Lane.ROWS, Lane.GRANTS, Lane.TRAINING},
+    Lane.TRAINING: {Lane.ROWS, Lane.GRANTS, Lane.VERDICTS},
     Lane.FEEDING: {Lane.ROWS},
 }
 

@@ -68,7 +68,7 @@ async def web_site(tls: ServerTls | None, terms: str = "") -> AsyncIterator[str]
 @contextlib.asynccontextmanager
 async def grpc_site(tls: ServerTls | None) -> AsyncIterator[int]:
     """Port of a gRPC listener that answers health checks."""
-    listener = await _start(grpc.aio.server(), "127.0.0.1", 0, "port", (), tls)
+    listener = await _start([grpc.aio.server()], "127.0.0.1", 0, "port", (), tls)
     try:
         yield listener.port
     finally:
