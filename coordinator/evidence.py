@@ -118,6 +118,7 @@ async def compare_groups(book: Book, completed: Sequence[Row], pooled: Pooled) -
     members = await store.members(book.connection, ids)
     given_up = await store.given_up(book.connection, ids)
     usual = await _usual_rewards(book, of)
+    await book.read({member.worker_id for some in members.values() for member in some})
     alarms: list[Alarm] = []
     for group in of:
         found = compare(

@@ -45,14 +45,10 @@ class Book:
         if not new:
             return
         self._kept |= {worker_id: {} for worker_id in new}
-        rows = await self.connection.execute(
-            select(t.evidence).where(among(self.connection, t.evidence.c.worker_id, new))
-        )
-        for row in rows:
+        for row in await _EVIDENCE.execute(self.connection, new):
             self._kept[row.worker_id][row.test] = Kept(_evidence(row), row.alarmed_at)
             self._stored.add((row.worker_id, row.test))
-        mine = among(self.connection, t.workers.c.worker_id, new)
-        watched = await self.connection.execute(select(t.workers.c.worker_id, t.workers.c.watched).where(mine))
+        watched = await _WATCHED.execute(self.connection, new)
         self._watched |= {row.worker_id: bool(row.watched) for row in watched}
 
     def of_worker(self, worker_id: str) -> Mapping[str, Kept]:
@@ -83,6 +79,12 @@ class Book:
         return [
             {worker: worker_id, name: test} | _values(self._kept[worker_id][test], self.at) for worker_id, test in keys
         ]
+
+
+_EVIDENCE = many.About(lambda mine: select(t.evidence).where(mine), t.evidence.c.worker_id)
+_WATCHED = many.About(
+    lambda mine: select(t.workers.c.worker_id, t.workers.c.watched).where(mine), t.workers.c.worker_id
+)
 
 
 def _evidence(row: Row) -> Evidence:

@@ -18,6 +18,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from demo.postgres import SERVING
+
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 COMPOSE = sorted(DEPLOY.rglob("docker-compose.yml"))
@@ -129,6 +131,16 @@ def test_only_the_services_that_need_a_secret_have_it() -> None:
     mounts = {name: " ".join(service.get("volumes", ())) for name, service in file["services"].items()}
     assert {name for name, text in mounts.items() if "trainer.key" in text} == {"trainer", "trainer-gpu"}
     assert {name for name, text in mounts.items() if "coordinator.key" in text} == {"coordinator"}
+
+
+def test_the_database_is_set_as_it_was_measured() -> None:
+    """The coordinator's benchmark and the operator guide go by the same settings."""
+    command = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())["services"]["postgres"]["command"]
+    settings = dict(each.split("=") for each in command if each != "-c")
+    measured = {name: value for name, value in settings.items() if name != "max_connections"}
+    assert measured == SERVING
+    guide = (DEPLOY.parent / "docs" / "operator-guide.md").read_text()
+    assert all(f"`{name} = {value}`" in guide for name, value in measured.items())
 
 
 def test_prometheus_takes_its_files() -> None:
