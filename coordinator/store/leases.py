@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.store import many
 from coordinator.store.database import among
+from coordinator.store.groups import set_samples
 from coordinator.store.tables import groups, leases, samples, workers
 from protocol.declaration import UNDECLARED
 from protocol.lease import Commitment, Lease, LeaseState
@@ -86,15 +87,13 @@ async def complete(connection: AsyncConnection, ended: Sequence[Lease]) -> None:
     assert all(lease.state is LeaseState.COMPLETED for lease in ended)
     if not ended:
         return
-    await _COMPLETE.execute(connection, [lease.lease_id for lease in ended], [lease.sample_id for lease in ended])
+    await _COMPLETE.execute(connection, [lease.lease_id for lease in ended])
+    await set_samples(connection, [lease.sample_id for lease in ended], "submitted")
 
 
-_COMPLETE = many.UpdateTwo(
-    update(leases).values(state=LeaseState.COMPLETED.value, earlier_commitments=[]),
+_COMPLETE = many.About(
+    lambda mine: update(leases).where(mine).values(state=LeaseState.COMPLETED.value, earlier_commitments=[]),
     leases.c.lease_id,
-    update(samples).values(state="submitted"),
-    samples.c.sample_id,
-    leases.c.sample_id,
 )
 
 
@@ -114,14 +113,13 @@ async def insert(connection: AsyncConnection, new: Sequence[NewLease], at: float
     """
     if not new:
         return
-    await _INSERT.execute(connection, [_values(each, at) for each in new])
+    await many.insert(connection, leases, [_values(each, at) for each in new])
+    await _LEASED.execute(connection, [each.lease.sample_id for each in new])
 
 
-_INSERT = many.InsertAndUpdate(
-    leases,
-    update(samples).values(state="leased", attempts=samples.c.attempts + 1),
+_LEASED = many.About(
+    lambda mine: update(samples).where(mine).values(state="leased", attempts=samples.c.attempts + 1),
     samples.c.sample_id,
-    leases.c.sample_id,
 )
 
 

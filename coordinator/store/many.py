@@ -42,49 +42,6 @@ async def insert(connection: AsyncConnection, table: Table, rows: Sequence[Mappi
         await connection.execute(_insert(table, tuple(rows[0])), _turned(rows))
 
 
-async def insert_two(
-    connection: AsyncConnection,
-    table: Table,
-    rows: Sequence[Mapping[str, Any]],
-    other: Table,
-    others: Sequence[Mapping[str, Any]],
-) -> None:
-    """Insert rows into one table and then into another, in one round trip. They name every column that must not be NULL."""
-    if not rows:
-        return
-    if connection.dialect.name == "sqlite":
-        await connection.execute(table.insert(), list(rows))
-        await connection.execute(other.insert(), list(others))
-    else:
-        both = _insert_two(table, tuple(rows[0]), other, tuple(others[0]))
-        await connection.execute(both, _turned(rows, "first_") | _turned(others, "then_"))
-
-
-class InsertAndUpdate:
-    """New rows of a table, and an update of those of another that they refer to, in one round trip. The former name every column
-    that must not be NULL."""
-
-    def __init__(self, table: Table, update: Update, column: ColumnElement[Any], refers: ColumnElement[Any]) -> None:
-        """`update`: of all rows; those are meant whose `column` is what a new row `refers` to."""
-        self._table, self._update, self._column, self._refers = table, update, column, refers
-        self._about = About(lambda mine: update.where(mine), column)
-        self._made: dict[tuple[str, ...], Update] = {}
-
-    async def execute(self, connection: AsyncConnection, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Insert these, which all name the same columns, in this order."""
-        if not rows:
-            return
-        if connection.dialect.name == "sqlite":
-            await connection.execute(self._table.insert(), list(rows))
-            await self._about.execute(connection, [row[self._refers.key] for row in rows])
-            return
-        names = tuple(rows[0])
-        if names not in self._made:
-            new = _insert(self._table, names, "new_").returning(self._refers).cte("new")
-            self._made[names] = self._update.where(self._column == new.c[self._refers.key])
-        await connection.execute(self._made[names], _turned(rows, "new_"))
-
-
 class UpdateMany:
     """An update that is made once for each of many rows of parameters, no two of which concern the same row.
 
@@ -121,58 +78,19 @@ class About:
         return await connection.execute(statement, {"among": list(values), **parameters})
 
 
-class UpdateTwo:
-    """Updates of rows of one table and of those of another that they refer to, in one round trip."""
-
-    def __init__(
-        self,
-        first: Update,
-        column: ColumnElement[Any],
-        second: Update,
-        other: ColumnElement[Any],
-        refers: ColumnElement[Any],
-    ) -> None:
-        """`first` and `second`: of all rows; those are meant whose `column` has one of many values, and whose `other` is what
-        one of those `refers` to."""
-        self._each = tuple(
-            About(lambda mine, update=update: update.where(mine), of)  # type: ignore[misc]
-            for update, of in ((first, column), (second, other))
-        )
-        values = bindparam("among", type_=ARRAY(unbounded(column.type)))
-        changed = first.where(is_any_of(column, values)).returning(refers).cte("changed")
-        self._both = second.where(other == changed.c[refers.key])
-
-    async def execute(self, connection: AsyncConnection, values: Sequence[Any], others: Sequence[Any]) -> None:
-        """Update the rows with these values, which refer to `others`."""
-        if connection.dialect.name == "sqlite":
-            for about, some in zip(self._each, (values, others), strict=True):
-                await about.execute(connection, some)
-        else:
-            await connection.execute(self._both, {"among": list(values)})
-
-
 @lru_cache(maxsize=64)
-def _insert(table: Table, names: tuple[str, ...], prefix: str = "") -> Insert:
-    """`prefix`: of the parameters' names, in a statement that has others of the columns' names; there SQLAlchemy knows no
-    defaults, so that every column must be named which has none in the database."""
-    rows = given({name: table.c[name].type for name in names}, prefix)
-    return table.insert().from_select(
-        list(names), select(*(rows.c[name] for name in names)), include_defaults=not prefix
-    )
+def _insert(table: Table, names: tuple[str, ...]) -> Insert:
+    rows = given({name: table.c[name].type for name in names})
+    return table.insert().from_select(list(names), select(*(rows.c[name] for name in names)))
 
 
-@lru_cache(maxsize=64)
-def _insert_two(table: Table, names: tuple[str, ...], other: Table, others: tuple[str, ...]) -> Insert:
-    return _insert(other, others, "then_").add_cte(_insert(table, names, "first_").cte("first"))
-
-
-def given(types: Mapping[str, TypeEngine[Any]], prefix: str = "") -> TableValuedAlias:
-    """Rows made of parameters, each of which is an array that holds a column, whose name it has after `prefix`."""
+def given(types: Mapping[str, TypeEngine[Any]]) -> TableValuedAlias:
+    """Rows made of parameters, each of which is an array that holds a column."""
     kinds = {name: unbounded(kind) for name, kind in types.items()}
-    arrays = (bindparam(prefix + name, type_=ARRAY(kind, dimensions=1)) for name, kind in kinds.items())
+    arrays = (bindparam(name, type_=ARRAY(kind, dimensions=1)) for name, kind in kinds.items())
     columns = (column(name, kind) for name, kind in kinds.items())
     return func.unnest(*arrays).table_valued(*columns).render_derived()
 
 
-def _turned(rows: Sequence[Mapping[str, Any]], prefix: str = "") -> dict[str, list[Any]]:
-    return {prefix + name: [row[name] for row in rows] for name in rows[0]}
+def _turned(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in rows] for name in rows[0]}

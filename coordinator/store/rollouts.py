@@ -60,11 +60,10 @@ async def insert(connection: AsyncConnection, new: Sequence[NewRollout], at: flo
     """Store submissions as they came. Raises IntegrityError if a sample or lease was answered already."""
     if not new:
         return
+    await many.insert(connection, t.rollouts, [_values(each, at) for each in new])
     compressor = zstandard.ZstdCompressor(level=_COMPRESSION_LEVEL)
-    await many.insert_two(
+    await many.insert(
         connection,
-        t.rollouts,
-        [_values(each, at) for each in new],
         t.payloads,
         [
             {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 
 import pytest
 from sqlalchemy import BigInteger, bindparam, func, select, update
@@ -118,59 +117,3 @@ async def test_a_statement_made_once_is_about_the_rows_that_are_named(run: Store
         found = {row.test: row.tokens for row in await tokens.execute(connection, ["a", "b", "x" * 32, "x" * 33])}
         assert (await tokens.execute(connection, [])).all() == []
     assert found == {"a": 7 + 2**40, "b": 8, "x" * 32: 7}, "a name that is too long is nobody's, not a shorter one's"
-
-
-async def test_two_tables_in_one_round_trip(run: StoredRun, alice: Identity) -> None:
-    """Rows and what refers to them; an update of both; a row that breaks a promise leaves nothing of either."""
-    lease, other = await run.lease(alice, 2)
-    usual = {"group_id": "g0", "seed": 1, "state": "waiting", "attempts": 0}
-    samples = [{"sample_id": f"s{number}", "ordinal": number, **usual} for number in (90, 91)]
-    held = [_lease(alice, f"s{number}") for number in (90, 91)]
-    async with run.db.write() as connection:
-        await many.insert_two(connection, t.samples, samples, t.leases, held)
-        await many.insert_two(connection, t.samples, [], t.leases, [])
-    added = {row.sample_id: row for row in await run.rows(t.leases, t.leases.c.sample_id.in_(("s90", "s91")))}
-    assert set(added) == {"s90", "s91"} and (await run.sample_state("s90")) == "waiting"
-    update_two = many.UpdateTwo(
-        update(t.leases).values(state="returned"),
-        t.leases.c.lease_id,
-        update(t.samples).values(state="submitted", attempts=t.samples.c.attempts + 5),
-        t.samples.c.sample_id,
-        t.leases.c.sample_id,
-    )
-    async with run.db.write() as connection:
-        await update_two.execute(connection, [lease.lease_id], [lease.sample_id])
-        await update_two.execute(connection, [], [])
-    states = {row.lease_id: row.state for row in await run.rows(t.leases)}
-    assert (states[lease.lease_id], states[other.lease_id]) == ("returned", "live")
-    rows = {row.sample_id: row for row in await run.rows(t.samples)}
-    assert (rows[lease.sample_id].state, rows[lease.sample_id].attempts) == ("submitted", 6)
-    assert (rows[other.sample_id].state, rows[other.sample_id].attempts) == ("leased", 1)
-    insert_and_update = many.InsertAndUpdate(
-        t.leases, update(t.samples).values(state="leased"), t.samples.c.sample_id, t.leases.c.sample_id
-    )
-    twice = [_lease(alice, lease.sample_id), _lease(alice, other.sample_id)]  # the second has a live lease
-    with pytest.raises(IntegrityError):
-        async with run.db.write() as connection:
-            await insert_and_update.execute(connection, twice)
-    assert await run.sample_state(lease.sample_id) == "submitted" and len(await run.rows(t.leases)) == 4
-    async with run.db.write() as connection:
-        await insert_and_update.execute(connection, twice[:1])
-        await insert_and_update.execute(connection, [])
-    assert await run.sample_state(lease.sample_id) == "leased" and len(await run.rows(t.leases)) == 5
-
-
-def _lease(worker: Identity, sample_id: str) -> dict[str, object]:
-    return {
-        "lease_id": secrets.token_hex(16),
-        "sample_id": sample_id,
-        "worker_id": worker.key_id,
-        "min_version": 0,
-        "acquired_at": 1.0,
-        "deadline": 2.0,
-        "state": "live",
-        "earlier_commitments": [],
-        "committed_length": 0,
-        "committed_digest": b"",
-        "committed_version": 0,
-    }
