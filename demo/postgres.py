@@ -18,7 +18,7 @@ _UNPRIVILEGED = ("postgres", "nobody")
 _FLEETING = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 # What deploy/docker-compose.yml gives its server, and the operator guide recommends: with the defaults, checkpoints come so
 # often under load that most pages go to the log whole.
-SERVING = {"shared_buffers": "512MB", "max_wal_size": "4GB", "checkpoint_timeout": "15min"}
+SERVING = {"shared_buffers": "512MB", "max_wal_size": "4GB", "checkpoint_timeout": "15min", "wal_compression": "lz4"}
 _START_PATIENCE_S = 30.0
 _START_RETRY_S = 0.2
 
