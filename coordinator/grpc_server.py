@@ -36,9 +36,7 @@ _TRAINER_MESSAGE_BYTES = 256 << 20
 # A grpc.aio server takes in one call of each method at a time, by several turns of the event loop: where those are long, a call
 # waits longer for being taken in than for its answer. So several servers share the public port, where the system lets them.
 _SERVERS = 4
-_CONNECTIONS_OF_A_SERVER = (
-    1024  # at least: the system deals connections out by chance, and each server's number is bounded
-)
+_CONNECTIONS_OF_A_SERVER = 1024  # at least: the system deals them out by chance, and the number of each is bounded
 # Nothing that a stranger sends is taken in beyond these. Compressed messages are refused: rollouts hardly shrink, and what
 # would grow on our side is a way to fill memory.
 _PUBLIC_OPTIONS = (

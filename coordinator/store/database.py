@@ -52,9 +52,7 @@ class Lane(enum.Enum):
     ROWS = ()  # nobody: renewals, submissions, claims. Relies on rows that it has locked, and that nobody is banned meanwhile
     GRANTS = (_GRANTS,)  # relies on waiting samples, groups and their number, and on what newcomers hold
     VERDICTS = (_VERDICTS,)  # relies on workers, their evidence, groups that are not served, rollouts under judgement
-    TRAINING = (
-        _TRAINING,
-    )  # relies on versions, batches, steps, complete groups, rollouts that are or never will be served
+    TRAINING = (_TRAINING,)  # relies on versions, batches, steps, complete groups, rollouts whose state is final
     FEEDING = (_TRAINING, _VERDICTS, _GRANTS)  # relies on all: it closes groups, of which samples may be out or judged
 
 

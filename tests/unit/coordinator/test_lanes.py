@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import pytest
 from sqlalchemy import text
 
+from coordinator import tokens
 from coordinator.feeding import Feeding
+from coordinator.registration import About
 from coordinator.store import database
 from coordinator.store import tables as t
 from coordinator.store.database import Lane
 from protocol.errors import WorkerFault
 from protocol.lease import Commitment, Lease
 from protocol.rollout import RejectionReason, token_digest
-from protocol.signing import Identity
-from tests.factories import make_identity, make_tokens
+from protocol.signing import CHALLENGE, ROLLOUT, Identity
+from tests.factories import SECRET, make_identity, make_tokens
 from tests.stored_run import StoredRun, accepted, inconclusive, rejected
 
 Begin = Callable[..., Awaitable[StoredRun]]
@@ -204,3 +208,46 @@ async def test_the_time_that_a_lane_came_with_ends_with_its_transaction(run: Sto
         mark = await database.now(other)
     async with run.db.read() as one, run.db.read() as another:  # of the pool's connections, those two
         assert mark <= await database.now(one) <= await database.now(another)
+
+
+async def test_what_trainer_worker_and_refused_ask_for_waits_for_no_lane_but_its_own(
+    begin: Begin, alice: Identity
+) -> None:
+    """While leases are granted and submissions stored, however long that takes; none of it is so rare that all may wait."""
+    run = await begin()
+    await run.work(alice, 4)
+    await run.judge()
+    (open_lease,) = await run.lease(alice, 1)
+    cheat = make_identity(667)
+    await run.join(cheat)
+    struck = cheat.sign(ROLLOUT, b"no rollout")
+    with pytest.raises(WorkerFault):
+        await run.intake.submit(cheat.key_id, struck)
+    assert (await run.standing(cheat)).banned
+
+    async def all_of_it() -> None:
+        groups = await run.pull()
+        assert len(groups) == 2
+        await run.step(0, 0, [rollout.rollout_id for group in groups for rollout in group.rollouts])
+        assert await run.announce(1) == 1
+        assert await run.feeding.acknowledge(0) == 1
+        await _register(run, make_identity(668))
+        with pytest.raises(WorkerFault, match="no such lease"):  # costs nobody anything
+            await run.intake.submit(
+                alice.key_id, run.envelope(alice, Lease("0" * 32, open_lease.sample_id, "", 0, 0.0))
+            )
+        with pytest.raises(WorkerFault):  # of a key that is banned: struck no more
+            await run.intake.submit(cheat.key_id, struck)
+
+    async with contextlib.AsyncExitStack() as held:
+        for lane in () if run.db.is_sqlite else (Lane.GRANTS, Lane.ROWS):
+            await held.enter_async_context(run.db.write(lane))
+        async with asyncio.timeout(30):
+            await all_of_it()
+
+
+async def _register(run: StoredRun, worker: Identity) -> None:
+    at = time.time()
+    challenge = worker.sign(CHALLENGE, tokens.make_challenge(SECRET, worker.key_id, at))
+    about = About("w", "h", "s", "127.0.0.1")
+    assert (await run.joining.join(challenge, None, about)).token
