@@ -34,7 +34,7 @@ _WORKERS_PER_CHANNEL = 64  # a connection has at most 128 calls under way
 _CALL_S = 60.0
 _LEASE_WAIT_MS = 2000
 _REGISTERING = 32  # at once
-_SETTLE_S = 5.0  # before an open phase is counted
+_SETTLE_S = 5.0  # before an open phase is counted, at least
 
 
 @dataclass
@@ -125,8 +125,8 @@ class Swarm:
         return tally
 
     async def open_loop(self, seconds: float, rate: float) -> Tally:
-        """Submissions at `rate` per second, at random moments. A time before that, in which every worker takes leases and the
-        first submissions come at the same rate, is not counted."""
+        """Submissions at `rate` per second, at random moments. A time before that is not counted, in which they come as often
+        and every worker hands in what it has leases for: what a phase before left over is another load."""
         tally, warming, tasks = Tally(), Tally(), set[asyncio.Task[None]]()
         ready: asyncio.Queue[Worker] = asyncio.Queue()
 
@@ -154,7 +154,7 @@ class Swarm:
         self._random.shuffle(order)
         await asyncio.gather(*(refill(worker, time.monotonic(), warming) for worker in order))
         due = time.monotonic()
-        counted = due + _SETTLE_S
+        counted = due + max(_SETTLE_S, len(self.workers) * self._leases / rate)
         end = counted + seconds
         while due < end:
             due += self._random.expovariate(rate)
