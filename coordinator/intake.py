@@ -115,15 +115,16 @@ class Intake:
             raise
 
     async def _refuse(self, refusals: Sequence[Refusal]) -> Sequence[None]:
-        """Count what was refused, and strike where that is due. Only what may end in a ban makes all others wait."""
+        """Count what was refused, and strike where that is due. Only what may end in a ban makes all others wait; it comes first,
+        for who tries again after an error is struck once."""
         blameless = [each for each in refusals if each.fault.reason in BLAMELESS]
         others = [each for each in refusals if each.fault.reason not in BLAMELESS]
-        await self._count_refusals(blameless, Lane.VERDICTS)
         if others:
             async with self._db.read() as connection:
                 new = await verdicts.strikable(connection, [(each.worker_id, each.rollout_id) for each in others])
             others = [each for each in others if (each.worker_id, each.rollout_id) in new]
             await self._count_refusals(others, Lane.ALONE)
+        await self._count_refusals(blameless, Lane.VERDICTS)
         return [None] * len(refusals)
 
     async def _count_refusals(self, refusals: Sequence[Refusal], lane: Lane) -> None:
