@@ -115,8 +115,8 @@ class Intake:
             raise
 
     async def _refuse(self, refusals: Sequence[Refusal]) -> Sequence[None]:
-        """Count what was refused, and strike where that is due. Only what may end in a ban makes all others wait; it comes first,
-        for who tries again after an error is struck once."""
+        """Count what was refused, and strike where that is due. Only what may end in a ban makes all others wait.
+        It comes first: to try again after an error strikes once."""
         blameless = [each for each in refusals if each.fault.reason in BLAMELESS]
         others = [each for each in refusals if each.fault.reason not in BLAMELESS]
         if others:
