@@ -62,7 +62,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class RunFacts:
     """What leasing goes by besides the run's numbers, at a time: how far leases may reach, decisions on kinds of hardware."""
 
     at: float
@@ -111,7 +111,7 @@ class Granting:
         self._hardware_rules = hardware_rules
         self._freshness = freshness
         self._load: Load | None = None
-        self._rules: Rules | None = None
+        self._run_facts: RunFacts | None = None
         self._paces: OrderedDict[str, tuple[float, Pace | None]] = OrderedDict()
         self._looked_for_stragglers = 0.0
 
@@ -155,27 +155,27 @@ class Granting:
     # Facts
 
     async def _facts(self, connection: AsyncConnection, known: dict[str, Known], head: int, at: float) -> Facts:
-        rules = await self._look_up_rules(connection, {worker.declared.hardware for worker in known.values()}, at)
+        of_run = await self._look_up_run(connection, {worker.declared.hardware for worker in known.values()}, at)
         return Facts(
             at=at,
             head=head,
             load=await self._count_load(connection, at),
             known=known,
             live=Counter(await leases.count_live_of_workers(connection, list(known))),
-            horizon=rules.horizon,
-            decisions=rules.decisions,
+            horizon=of_run.horizon,
+            decisions=of_run.decisions,
             tried={},
         )
 
-    async def _look_up_rules(self, connection: AsyncConnection, names: set[str], at: float) -> Rules:
-        known = self._rules
+    async def _look_up_run(self, connection: AsyncConnection, names: set[str], at: float) -> RunFacts:
+        known = self._run_facts
         fresh = known is not None and known.at <= at < known.at + self._freshness.rules_s
         if known is None or not fresh or not names <= known.asked:
             names |= known.asked if known is not None and fresh else set()
             step_s = await pace_store.step_s(connection, at)
             horizon = pace.horizon_s(step_s, self.scheduling.max_staleness)
             decisions = await hardware.decisions(connection, names)
-            known = self._rules = Rules(at, horizon, frozenset(names), decisions)
+            known = self._run_facts = RunFacts(at, horizon, frozenset(names), decisions)
         return known
 
     async def _note_seen(self, connection: AsyncConnection, known: Sequence[Known], at: float) -> None:

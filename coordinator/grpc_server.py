@@ -142,17 +142,19 @@ async def _start(
     servers: Sequence[grpc.aio.Server], host: str, port: int, field: str, services: Sequence[str], tls: ServerTls | None
 ) -> Listener:
     """Let all of these listen on one port; several must have been made to share it."""
+    in_use = UserError(f"cannot listen on {host}:{port} ({field}): the port is in use or not ours; choose another")
+    # Who may share a port shares it with anyone: whether somebody else has it, only one who may not finds out.
+    if len(servers) > 1 and port != 0 and _is_taken(host, port):
+        raise in_use
     bound = port
-    for number, server in enumerate(servers):
+    for server in servers:
         health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         for name in ("", *services):
             await health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        # Who may share a port shares it with anyone: whether somebody else has it, only one who may not finds out.
-        taken = number == 0 and len(servers) > 1 and port != 0 and _is_taken(host, port)
-        bound = 0 if taken else _bind(server, f"{host}:{bound}", tls)
+        bound = _bind(server, f"{host}:{bound}", tls)
         if bound == 0:
-            raise UserError(f"cannot listen on {host}:{port} ({field}): the port is in use or not ours; choose another")
+            raise in_use
     for server in servers:
         await server.start()
     return Listener(tuple(servers), bound)
@@ -172,9 +174,8 @@ def _is_taken(host: str, port: int) -> bool:
     try:
         for family, kind, _, _, address in socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM):
             with socket.socket(family, kind) as alone:
-                alone.setsockopt(
-                    socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-                )  # connections that have just ended count not
+                # Connections that have just ended count not.
+                alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 alone.bind(address)
     except OSError as error:
         return error.errno == errno.EADDRINUSE

@@ -61,9 +61,8 @@ def _library(bits: np.ndarray) -> tuple[Callable[[], Any], Callable[[], Any]] | 
         library: Any = importlib.import_module("toploc")
     except ImportError:
         return None
-    rows = list(
-        torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
-    )  # it takes a list: each token's hidden state
+    # It takes a list: each token's hidden state.
+    rows = list(torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16))
     build = partial(library.build_proofs_bytes, rows, **_LIBRARY_OPTIONS)
     return build, partial(library.verify_proofs_bytes, rows, build(), **_LIBRARY_OPTIONS)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import func, select, update
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.store import database
 from coordinator.store.database import Database
-from coordinator.store.tables import policy_versions, runs
+from coordinator.store.tables import runs
+from coordinator.store.versions import NEWEST
 from protocol.errors import UserError
 
 
@@ -65,9 +66,8 @@ async def head_and_paused(connection: AsyncConnection) -> tuple[int | None, bool
     return row.head, bool(row.paused)
 
 
-_HEAD = select(func.max(policy_versions.c.version)).where(policy_versions.c.withdrawn.is_(False))
 _PAUSED = select(runs.c.paused).order_by(runs.c.created_at).limit(1)
-_HEAD_AND_PAUSED = select(_HEAD.scalar_subquery().label("head"), _PAUSED.scalar_subquery().label("paused"))
+_HEAD_AND_PAUSED = select(NEWEST.scalar_subquery().label("head"), _PAUSED.scalar_subquery().label("paused"))
 
 
 async def set_paused(db: Database, paused: bool) -> None:

@@ -58,11 +58,11 @@ async def named(connection: AsyncConnection, numbers: Iterable[int]) -> Named:
     return Named(digests, frozenset(row.version for row in rows if row.withdrawn), max(digests, default=0))
 
 
-_NEWEST = select(func.max(policy_versions.c.version)).where(policy_versions.c.withdrawn.is_(False))
+NEWEST = select(func.max(policy_versions.c.version)).where(policy_versions.c.withdrawn.is_(False))
 _NAMED = many.About(
     lambda mine: select(
         policy_versions.c.version, policy_versions.c.manifest_digest, policy_versions.c.withdrawn
-    ).where(mine | (policy_versions.c.version == _NEWEST.scalar_subquery())),
+    ).where(mine | (policy_versions.c.version == NEWEST.scalar_subquery())),
     policy_versions.c.version,
 )
 
