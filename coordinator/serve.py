@@ -31,7 +31,7 @@ from coordinator.store import versions
 from coordinator.store.database import Database
 from coordinator.store.run import Run
 from coordinator.tls import ServerTls, check_plaintext
-from coordinator.upkeep import Live, forget_payloads, sweep, watch_certificate
+from coordinator.upkeep import Live, count_what_is_over, forget_payloads, sweep, watch_certificate
 from coordinator.verification.classes import classes_of
 from protocol.errors import UserError
 from protocol.signing import Identity
@@ -155,6 +155,7 @@ async def _serve_run(
             sweep(rooms.leasing, live, stop),
             watch_certificate(tls, stop),
             forget_payloads(db, run_file.storage, stop),
+            count_what_is_over(db, stop),
         )
 
 

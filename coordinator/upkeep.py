@@ -1,4 +1,5 @@
-"""What `coordinator serve` does by itself: frees leases, looks at the knobs, forgets payloads, watches its certificate.
+"""What `coordinator serve` does by itself: frees leases, looks at the knobs, forgets payloads, counts what is over, watches its
+certificate.
 
 Each loop runs until `stop` is set; what fails is logged, and tried again the next time.
 """
@@ -15,7 +16,7 @@ from coordinator import knobs
 from coordinator.config import StorageSection
 from coordinator.leasing import Leasing
 from coordinator.scheduling import Scheduling
-from coordinator.store import database, retention
+from coordinator.store import database, retention, tallies
 from coordinator.store import knobs as knob_store
 from coordinator.store.database import Database, Lane
 from coordinator.tls import ServerTls
@@ -25,7 +26,9 @@ log = logging.getLogger(__name__)
 _SWEEP_S = 1.0
 _CERTIFICATE_EVERY_S = 5.0
 _FORGET_EVERY_S = 60.0
-_FORGET_AT_ONCE = 500
+_FORGET_AT_ONCE = 1000
+_COUNT_EVERY_S = 10.0
+_COUNT_AT_ONCE = 5000
 _DAY_S = 86_400
 
 
@@ -82,7 +85,7 @@ async def forget_payloads(db: Database, storage: StorageSection, stop: asyncio.E
     while not stop.is_set():
         pause = _FORGET_EVERY_S
         try:
-            async with db.write(Lane.TRAINING) as connection:
+            async with db.write(Lane.ROWS) as connection:
                 at = await database.now(connection)
                 forgotten = await retention.forget(
                     connection,
@@ -90,10 +93,27 @@ async def forget_payloads(db: Database, storage: StorageSection, stop: asyncio.E
                     others_before=at - storage.rejected_days * _DAY_S,
                     limit=_FORGET_AT_ONCE,
                 )
-            if forgotten:
+            if forgotten.more:
                 pause = _SWEEP_S
-                log.info("%d payloads forgotten", forgotten, extra={"action": "retention"})
+            if forgotten.payloads:
+                log.info("%d payloads forgotten", forgotten.payloads, extra={"action": "retention"})
         except Exception:
             log.exception("retention failed; it goes on", extra={"action": "sweep_error"})
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), pause)
+
+
+async def count_what_is_over(db: Database, stop: asyncio.Event) -> None:
+    """Count what has become final, a part at a time so that nobody waits, until `stop` is set."""
+    while not stop.is_set():
+        pause = _COUNT_EVERY_S
+        try:
+            for tally in tallies.ALL:
+                async with db.write(Lane.ROWS) as connection:
+                    at = await database.now(connection)
+                    if await tallies.advance(connection, tally, at, _COUNT_AT_ONCE):
+                        pause = _SWEEP_S
+        except Exception:
+            log.exception("counting failed; it goes on", extra={"action": "sweep_error"})
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), pause)

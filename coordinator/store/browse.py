@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Row, Select, func, or_, select
+from sqlalchemy import Row, Select, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.store import tables as t
+from coordinator.store import tallies
 
 PAGE = 50
 SORTS: dict[str, Any] = {
@@ -70,8 +71,7 @@ async def ledger(connection: AsyncConnection, *, worker_id: str = "", before: in
 
 async def ledger_sums(connection: AsyncConnection) -> dict[str, int]:
     """Amounts by kind, over the whole ledger."""
-    rows = await connection.execute(select(t.ledger.c.kind, func.sum(t.ledger.c.amount)).group_by(t.ledger.c.kind))
-    return {row[0]: int(row[1]) for row in rows}
+    return {kind: amount for (kind,), amount in (await tallies.total(connection, tallies.LEDGER)).items()}
 
 
 async def events(connection: AsyncConnection, *, action: str = "", before: int | None = None) -> list[Row]:

@@ -21,6 +21,7 @@ from protocol.wire import rollout_from_store
 UNCONSUMED = ("pending", "verifying", "accepted")
 _COMPRESSION_LEVEL = 3
 _PAYLOAD_BYTES_MAX = 64 << 20
+_OUT_OF_ORDER = 256  # rollouts of one worker that were judged before older ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,13 +351,16 @@ async def count_pending_of_worker(connection: AsyncConnection, worker_id: str) -
 
 
 async def latest_verdicts(connection: AsyncConnection, worker_id: str, limit: int) -> list[Row]:
-    """The worker's newest verdicts, newest first: what each found, in words."""
+    """The newest verdicts on what the worker handed in of late, newest first: what each found, in words."""
+    judged = (t.rollouts.c.worker_id == worker_id) & t.rollouts.c.state.not_in(("pending", "verifying"))
+    # Verdicts come in nearly the order of receipts. To sort all of a worker takes the longer, the longer it has been here.
+    of_late = select(t.rollouts.c.rollout_id).where(judged).order_by(t.rollouts.c.received_at.desc())
+    late = of_late.limit(limit + _OUT_OF_ORDER).subquery()
     v = t.verdicts.c
     return list(
         await connection.execute(
             select(v.rollout_id, v.outcome, v.reason, v.detail, v.metrics, v.admitted)
-            .join(t.rollouts, t.rollouts.c.rollout_id == v.rollout_id)
-            .where(t.rollouts.c.worker_id == worker_id)
+            .join(late, late.c.rollout_id == v.rollout_id)
             .order_by(v.verified_at.desc())
             .limit(limit)
         )

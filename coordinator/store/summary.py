@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import Row, Select, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.audit import classify
-from coordinator.store import database, hardware, leases, versions, workers
+from coordinator.store import database, hardware, leases, tallies, versions, workers
 from coordinator.store import tables as t
 from coordinator.store.hardware import HardwareLine
 
 _RECENT_STEPS = 200
 _RECENT_EVENTS = 20
 _THROUGHPUT_WINDOW_S = 60.0
+_ACCEPTED = ("accepted", "served", "trained")
 _ALERTS = (
     "inconclusive",
     "alarm",
@@ -94,29 +97,33 @@ async def read(connection: AsyncConnection, *, probation_rollouts: int = 0) -> S
     """Read the run's summary."""
     now = await database.now(connection)
     head = await versions.head(connection)
-    reasons = await _counts(connection, t.drops, t.drops.c.reason, t.drops.c.count)
+    reasons = {reason: n for (reason,), n in sorted((await tallies.total(connection, tallies.DROPS)).items())}
     tokens, count = await _recent(connection, now - _THROUGHPUT_WINDOW_S)
-    staleness = (await connection.execute(select(func.max(t.consumptions.c.staleness)))).scalar()
-    multi = select(func.count()).where(
-        t.rollouts.c.spans > 1, t.rollouts.c.state.in_(("accepted", "served", "trained"))
-    )
+    rollouts = await tallies.total(connection, tallies.ROLLOUTS)
+    staleness = [int(steps) for (steps,) in await tallies.total(connection, tallies.STALENESS)]
+    states, precisions = Counter[str](), Counter[str]()
+    for (state, precision, _), n in rollouts.items():
+        states[state] += n
+        precisions[precision] += n
     return Summary(
         now=now,
         head_version=None if head is None else head.version,
         live_leases=await leases.count_live(connection),
-        rollouts=await _counts(connection, t.rollouts, t.rollouts.c.state),
+        rollouts=dict(sorted(states.items())),
         rejections={key: n for key, n in reasons.items() if key.startswith(("rejected:", "refused:"))},
         drops={key: n for key, n in reasons.items() if not key.startswith(("rejected:", "refused:"))},
         verified_tokens_per_s=tokens / _THROUGHPUT_WINDOW_S,
         accepted_per_minute=count,
-        max_staleness_seen=staleness or 0,
-        multi_span_accepted=int((await connection.execute(multi)).scalar_one()),
+        max_staleness_seen=max(staleness, default=0),
+        multi_span_accepted=sum(
+            n for (state, _, spans), n in rollouts.items() if state in _ACCEPTED and int(spans) > 1
+        ),
         workers=await _workers(connection, now, probation_rollouts),
         hardware=list(await hardware.lines(connection)),
-        precisions=await _counts(connection, t.rollouts, t.rollouts.c.precision),
+        precisions=dict(sorted(precisions.items())),
         steps=await _steps(connection),
-        events=await _events(connection),
-        alerts=await _events(connection, t.events.c.action.in_(_ALERTS)),
+        events=_lines(await connection.execute(_newest_events(None))),
+        alerts=await _alerts(connection),
     )
 
 
@@ -126,12 +133,6 @@ async def state(connection: AsyncConnection) -> tuple[Any, ...]:
     newest += [func.max(t.policy_versions.c.version), func.max(t.steps.c.batch)]
     values = [(await connection.execute(select(each))).scalar() for each in newest]
     return (*values, await leases.count_live(connection))
-
-
-async def _counts(connection: AsyncConnection, table: Any, key: Any, amount: Any = None) -> dict[str, int]:
-    counted = func.count() if amount is None else func.sum(amount)
-    rows = await connection.execute(select(key, counted).select_from(table).group_by(key).order_by(key))
-    return {row[0]: int(row[1]) for row in rows}
 
 
 async def _recent(connection: AsyncConnection, since: float) -> tuple[int, int]:
@@ -185,9 +186,18 @@ async def _steps(connection: AsyncConnection) -> list[StepLine]:
     return lines[::-1]
 
 
-async def _events(connection: AsyncConnection, *where: ColumnElement[bool]) -> list[dict[str, Any]]:
-    newest = select(t.events).where(*where).order_by(t.events.c.event_id.desc()).limit(_RECENT_EVENTS)
-    rows = await connection.execute(newest)
+def _newest_events(action: str | None) -> Select[Any]:
+    newest = select(t.events) if action is None else select(t.events).where(t.events.c.action == action)
+    return newest.order_by(t.events.c.event_id.desc()).limit(_RECENT_EVENTS)
+
+
+async def _alerts(connection: AsyncConnection) -> list[dict[str, Any]]:
+    """Asked for by kind: who looks for all kinds at once reads all events if alerts are rare."""
+    found = [row for action in _ALERTS for row in await connection.execute(_newest_events(action))]
+    return _lines(sorted(found, key=lambda row: row.event_id, reverse=True)[:_RECENT_EVENTS])
+
+
+def _lines(rows: Iterable[Row[Any]]) -> list[dict[str, Any]]:
     return [
         {"at": row.at, "actor": row.actor, "action": row.action, "subject": row.subject, "detail": row.detail}
         for row in rows

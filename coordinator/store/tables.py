@@ -246,6 +246,7 @@ verdicts = Table(
     Column("verifier", String(64), nullable=False),
     Column("verified_at", Float, nullable=False),
     Index("ix_verdicts_verified", "verified_at"),
+    Index("ix_verdicts_reason", "reason", **_when("reason IS NOT NULL")),
 )
 
 consumptions = Table(
@@ -297,6 +298,24 @@ drops = Table(
     Column("count", Integer, nullable=False, default=1),
     Column("dropped_at", Float, nullable=False),
     Index("ix_drops_reason", "reason"),
+    Index("ix_drops_counting", "drop_id", **_when("rollout_id IS NULL")),
+)
+
+# How far upkeep has come: see coordinator.store.marks.
+marks = Table(
+    "marks",
+    metadata,
+    Column("name", String(32), primary_key=True),
+    Column("at", Float, nullable=False),
+)
+
+# What lies before a mark, counted: see coordinator.store.tallies.
+tallies = Table(
+    "tallies",
+    metadata,
+    Column("name", String(32), primary_key=True),
+    Column("key", String(80), primary_key=True),
+    Column("amount", BigInteger, nullable=False),
 )
 
 steps = Table(

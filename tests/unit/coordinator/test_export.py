@@ -11,7 +11,7 @@ import pytest
 from coordinator import statements
 from coordinator.export import export
 from coordinator.export_ledger import export_ledger
-from coordinator.store import database, retention
+from coordinator.store import database, events, retention
 from coordinator.store import tables as t
 from protocol.errors import BadSignature, UserError
 from protocol.ledger import Entry, EntryKind
@@ -28,9 +28,10 @@ def url_of(run: StoredRun) -> str:
 async def forget(run: StoredRun, *, trained: float = 0.0, others: float = 0.0, limit: int = 100) -> int:
     async with run.db.write() as connection:
         at = await database.now(connection)
-        return await retention.forget(
+        forgotten = await retention.forget(
             connection, trained_before=at + 1 - trained, others_before=at + 1 - others, limit=limit
         )
+        return forgotten.payloads
 
 
 def parts(folder: Path) -> list[Path]:
@@ -60,6 +61,29 @@ async def test_only_what_is_trained_or_refused_for_long_is_forgotten(run: Stored
     assert len(await payloads(run)) == 1, "what is pending stays"
     row = await run.row(t.verdicts, t.verdicts.c.rollout_id == first)
     assert (row.old_logprobs, row.reward) == (b"", 1.0)
+
+
+async def test_retention_goes_on_where_it_was(run: StoredRun, alice: Identity) -> None:
+    for batch in range(3):
+        await run.work(alice, 4)
+        await run.judge()
+        assert len(await run.pull(batch)) == 2
+        await run.feeding.acknowledge(batch)
+    assert [await forget(run, limit=3) for _ in range(6)] == [3, 1, 3, 1, 3, 1]
+    assert await payloads(run) == set()
+    assert await forget(run) == 0
+    (kept,) = await run.work(alice, 1)
+    assert await forget(run) == 0 and await payloads(run) == {kept}
+
+
+async def test_a_refusal_forgets_nothing_that_was_taken_later(run: StoredRun, alice: Identity) -> None:
+    (taken,) = await run.work(alice, 1)
+    async with run.db.write() as connection:
+        await events.count_refusal(connection, at=1.0, reason="refused:lease")
+        await events.count_drop(connection, at=1.0, reason="refused:form", tokens=0, rollout_id=taken)
+    assert await forget(run) == 0 and await payloads(run) == {taken}
+    await run.judge(rejected())
+    assert await forget(run) == 1, "its own rejection is a later line"
 
 
 async def test_verified_rollouts_become_a_table(run: StoredRun, alice: Identity, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from coordinator.config import StorageSection
 from coordinator.scheduling import Scheduling
 from coordinator.store import database
 from coordinator.store import tables as t
-from coordinator.upkeep import Live, forget_payloads, sweep, watch_certificate
+from coordinator.upkeep import Live, count_what_is_over, forget_payloads, sweep, watch_certificate
 from protocol.signing import Identity
 from tests.stored_run import StoredRun, rejected
 
@@ -48,11 +48,12 @@ async def test_a_run_that_drains_ends_its_groups_and_begins_none(begin: Begin, a
     assert (await run.leasing.acquire(alice.key_id, 1)).leases
 
 
-async def test_housekeeping_frees_leases_and_forgets_payloads_until_told_to_stop(
+async def test_housekeeping_frees_leases_forgets_payloads_and_counts_until_told_to_stop(
     run: StoredRun, alice: Identity
 ) -> None:
     await run.work(alice, 1)
     await run.judge(rejected())
+    await run.change(t.rollouts, received_at=1.0)
     lease = await run.lease_one(alice)
     await run.let_lease_expire(lease)
     stop = asyncio.Event()
@@ -61,9 +62,14 @@ async def test_housekeeping_frees_leases_and_forgets_payloads_until_told_to_stop
         sweep(run.leasing, live, stop),
         watch_certificate(None, stop),
         forget_payloads(run.db, StorageSection(trained_days=0, rejected_days=0), stop),
+        count_what_is_over(run.db, stop),
     )
     deadline = asyncio.get_running_loop().time() + PATIENCE_S
-    while await run.rows(t.payloads) or await run.rows(t.leases, t.leases.c.state == "live"):
+    while (
+        await run.rows(t.payloads)
+        or await run.rows(t.leases, t.leases.c.state == "live")
+        or not await run.rows(t.tallies)
+    ):
         assert asyncio.get_running_loop().time() < deadline
         await asyncio.sleep(0.05)
     stop.set()

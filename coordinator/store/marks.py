@@ -1,0 +1,31 @@
+"""How far upkeep has come in tables that grow at one end: what lies before a mark is dealt with, for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Select, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from coordinator.store import tables as t
+
+
+async def read(connection: AsyncConnection, name: str) -> float:
+    """The mark; 0 before anything was dealt with."""
+    return float((await connection.execute(_mark(name))).scalar() or 0.0)
+
+
+async def seize(connection: AsyncConnection, name: str) -> float:
+    """The mark, which nobody else moves before the transaction ends."""
+    return float((await connection.execute(_mark(name).with_for_update())).scalar() or 0.0)
+
+
+async def move(connection: AsyncConnection, name: str, to: float) -> None:
+    """Move a mark that was seized. Raises IntegrityError if somebody else moved it meanwhile, for the first time."""
+    moved = await connection.execute(update(t.marks).where(t.marks.c.name == name).values(at=to))
+    if moved.rowcount == 0:
+        await connection.execute(t.marks.insert().values(name=name, at=to))
+
+
+def _mark(name: str) -> Select[Any]:
+    return select(t.marks.c.at).where(t.marks.c.name == name)
