@@ -53,6 +53,9 @@ _HISTORY = (
                             accepted, rejected, banned, ban_reason)
        SELECT 'w' || i, 'worker ' || i, 'gpu', 'benchmark', '10.0.0.' || i, :begin, :end, 0, 0, 1000, 0, false, ''
        FROM generate_series(0, :workers - 1) AS i""",
+    """INSERT INTO evidence (worker_id, test, bets, log_e, rollouts, tokens, updated_at)
+       SELECT 'w' || i, 't' || j, '[0.5, 0.5, 0.5, 0.5, 0.5]', 0.1, 1000, 64000, :end
+       FROM generate_series(0, :workers - 1) AS i, generate_series(1, 8) AS j""",
     """INSERT INTO policy_versions (version, manifest_digest, payload, key_id, signature, announced_at, withdrawn)
        SELECT i, 'v' || i, '', 'k', '', :begin, false FROM generate_series(0, :n / :batch) AS i""",
     """INSERT INTO batches (batch, trainer_version, opened_at, acknowledged_at)

@@ -38,7 +38,7 @@ class Metrics:
         """The exposition text, with the gauges set from `summary`."""
         self.head_version.set(-1 if summary.head_version is None else summary.head_version)
         self.live_leases.set(summary.live_leases)
-        self.credits.set(sum(worker.credits for worker in summary.workers))
+        self.credits.set(summary.credits)
         for gauge, values in (
             (self.rollouts, summary.rollouts),
             (self.rejections, summary.rejections),
@@ -47,11 +47,8 @@ class Metrics:
             gauge.clear()
             for label, count in values.items():
                 gauge.labels(label).set(count)
-        self.workers.clear()
-        for standing in ("active", "banned"):
-            self.workers.labels(standing).set(
-                sum(((worker.banned and "banned") or "active") == standing for worker in summary.workers)
-            )
+        self.workers.labels("active").set(summary.workers_active)
+        self.workers.labels("banned").set(summary.workers_banned)
         for state in ("admitted", "shadow", "refused"):
             self.hardware.labels(state).set(sum(line.state == state for line in summary.hardware))
         self.shadow.labels("accepted").set(sum(line.accepted for line in summary.hardware))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from coordinator.store.hardware import HardwareLine
 
 _RECENT_STEPS = 200
 _RECENT_EVENTS = 20
+_LISTED_WORKERS = 50
 _THROUGHPUT_WINDOW_S = 60.0
 _ACCEPTED = ("accepted", "served", "trained")
 _ALERTS = (
@@ -73,7 +74,8 @@ class StepLine:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Counts are of the whole run; throughput is of the last minute."""
+    """Counts are of the whole run; throughput is of the last minute. `credits`: of all workers. `workers`: those that have
+    the most."""
 
     now: float
     head_version: int | None
@@ -85,6 +87,9 @@ class Summary:
     accepted_per_minute: int
     max_staleness_seen: int
     multi_span_accepted: int
+    workers_active: int
+    workers_banned: int
+    credits: int
     workers: list[WorkerLine] = field(default_factory=list)
     hardware: list[HardwareLine] = field(default_factory=list)
     precisions: dict[str, int] = field(default_factory=dict)  # rollouts received in each class
@@ -105,6 +110,7 @@ async def read(connection: AsyncConnection, *, probation_rollouts: int = 0) -> S
     for (state, precision, _), n in rollouts.items():
         states[state] += n
         precisions[precision] += n
+    standings = await _standings(connection)
     return Summary(
         now=now,
         head_version=None if head is None else head.version,
@@ -118,6 +124,9 @@ async def read(connection: AsyncConnection, *, probation_rollouts: int = 0) -> S
         multi_span_accepted=sum(
             n for (state, _, spans), n in rollouts.items() if state in _ACCEPTED and int(spans) > 1
         ),
+        workers_active=standings[False][0],
+        workers_banned=standings[True][0],
+        credits=standings[False][1] + standings[True][1],
         workers=await _workers(connection, now, probation_rollouts),
         hardware=list(await hardware.lines(connection)),
         precisions=dict(sorted(precisions.items())),
@@ -146,9 +155,19 @@ async def _recent(connection: AsyncConnection, since: float) -> tuple[int, int]:
     return int(row[0]), int(row[1])
 
 
+async def _standings(connection: AsyncConnection) -> dict[bool, tuple[int, int]]:
+    """Workers and their credits, of those that are banned or not."""
+    found = {False: (0, 0), True: (0, 0)}
+    sums = select(t.workers.c.banned, func.count(), func.sum(t.workers.c.credits)).group_by(t.workers.c.banned)
+    for banned, count, credits in await connection.execute(sums):
+        found[bool(banned)] = (int(count), int(credits))
+    return found
+
+
 async def _workers(connection: AsyncConnection, now: float, probation_rollouts: int) -> list[WorkerLine]:
-    rows = await connection.execute(select(t.workers).order_by(t.workers.c.credits.desc(), t.workers.c.worker_id))
-    evidence = await _evidence(connection)
+    most = select(t.workers).order_by(t.workers.c.credits.desc(), t.workers.c.worker_id).limit(_LISTED_WORKERS)
+    rows = list(await connection.execute(most))
+    evidence = await _evidence(connection, [row.worker_id for row in rows])
     return [
         WorkerLine(
             worker_id=row.worker_id,
@@ -172,9 +191,11 @@ async def _workers(connection: AsyncConnection, now: float, probation_rollouts: 
     ]
 
 
-async def _evidence(connection: AsyncConnection) -> dict[str, list[EvidenceLine]]:
+async def _evidence(connection: AsyncConnection, worker_ids: Sequence[str]) -> dict[str, list[EvidenceLine]]:
+    """The most first."""
     found: dict[str, list[EvidenceLine]] = {}
-    for row in await connection.execute(select(t.evidence).order_by(t.evidence.c.log_e.desc(), t.evidence.c.test)):
+    theirs = select(t.evidence).where(t.evidence.c.worker_id.in_(worker_ids))
+    for row in await connection.execute(theirs.order_by(t.evidence.c.log_e.desc(), t.evidence.c.test)):
         line = EvidenceLine(row.test, row.log_e, row.rollouts, row.tokens, row.alarmed_at)
         found.setdefault(row.worker_id, []).append(line)
     return found

@@ -45,7 +45,8 @@ class EventLine:
 class Status:
     """The run at a glance. Counts are of the whole run, throughput is of the last minute.
 
-    `workers`, `events` and `alerts` tell of single workers: null for whoever has no token.
+    `workers` (with the most credits; `/workers` lists all), `events` and `alerts` tell of single workers: null for whoever
+    has no token.
     """
 
     now: float
@@ -70,13 +71,12 @@ class Status:
 
 def status_of(summary: Summary, *, known: bool) -> Status:
     """`known`: the caller may be told of single workers."""
-    banned = sum(worker.banned for worker in summary.workers)
     return Status(
         now=summary.now,
         head_version=summary.head_version,
         live_leases=summary.live_leases,
-        workers_active=len(summary.workers) - banned,
-        workers_banned=banned,
+        workers_active=summary.workers_active,
+        workers_banned=summary.workers_banned,
         rollouts=summary.rollouts,
         rejections=summary.rejections,
         drops=summary.drops,

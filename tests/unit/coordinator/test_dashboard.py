@@ -25,7 +25,7 @@ from protocol.rollout import RejectionReason
 from protocol.signing import Identity
 from protocol.terms import WELL_KNOWN_PATH, RunTerms, parse_terms
 from tests.dashboard import Client, bearer, serving, settings_of
-from tests.factories import SECRET, make_terms
+from tests.factories import SECRET, make_identity, make_terms
 from tests.stored_run import StoredRun, accepted, inconclusive, rejected
 
 EVIL = "<script>alert(1)</script>"
@@ -99,6 +99,23 @@ async def test_the_api_tells_the_run_in_json(client: Client, run: StoredRun, ali
     assert (by_id[bob.key_id]["banned"], by_id[bob.key_id]["strikes"]) == (True, 1)
     assert [step["metrics"] for step in status["steps"]] == [{"reward_mean": 0.5}]
     assert "ban" in {event["action"] for event in status["events"]}
+
+
+async def test_the_overview_lists_the_busiest_workers_and_counts_all(
+    client: Client, run: StoredRun, alice: Identity, bob: Identity
+) -> None:
+    """However many there are: a page with thousands of them, made again every two seconds, would hold up who serves them."""
+    await run.join(*(make_identity(number) for number in range(100, 158)))
+    await run.change(t.workers, t.workers.c.worker_id == alice.key_id, credits=9)
+    await run.change(t.workers, t.workers.c.worker_id == bob.key_id, credits=5, banned=True)
+    status = await (await client.get("/api/v1/status")).json()
+    assert (status["workers_active"], status["workers_banned"], len(status["workers"])) == (59, 1, 50)
+    assert [worker["worker_id"] for worker in status["workers"][:2]] == [alice.key_id, bob.key_id]
+    assert '<a href="/workers">all 60</a>' in await (await client.get("/")).text()
+    families = text_string_to_metric_families(await (await client.get("/metrics")).text())
+    values = {(sample.name, *sample.labels.values()): sample.value for each in families for sample in each.samples}
+    assert values["rollswarm_credits",] == 14
+    assert (values["rollswarm_workers", "active"], values["rollswarm_workers", "banned"]) == (59, 1)
 
 
 async def test_two_inconclusive_results_are_an_alert_that_later_events_do_not_hide(
