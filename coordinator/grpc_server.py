@@ -8,7 +8,7 @@ import errno
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -143,19 +143,21 @@ async def _start(
 ) -> Listener:
     """Let all of these listen on one port; several must have been made to share it."""
     in_use = UserError(f"cannot listen on {host}:{port} ({field}): the port is in use or not ours; choose another")
-    # Who may share a port shares it with anyone: whether somebody else has it, only one who may not finds out.
-    if len(servers) > 1 and port != 0 and _is_taken(host, port):
-        raise in_use
-    bound = port
+    shared = len(servers) > 1 and port != 0
+    with _alone_at(port) if shared else contextlib.nullcontext(True) as alone:
+        # Who may share a port shares it with anyone: whether somebody else has it, only one who may not finds out.
+        if not alone or (shared and _is_taken(host, port)):
+            raise in_use
+        bound = port
+        for server in servers:
+            bound = _bind(server, f"{host}:{bound}", tls)
+            if bound == 0:
+                raise in_use
     for server in servers:
         health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         for name in ("", *services):
             await health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        bound = _bind(server, f"{host}:{bound}", tls)
-        if bound == 0:
-            raise in_use
-    for server in servers:
         await server.start()
     return Listener(tuple(servers), bound)
 
@@ -167,6 +169,23 @@ def _bind(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> int:
             return int(server.add_insecure_port(address))
         return int(server.add_secure_port(address, tls.grpc_credentials()))
     return 0
+
+
+@contextlib.contextmanager
+def _alone_at(port: int) -> Iterator[bool]:
+    """Whether no other coordinator on this machine is about to take this port; none is until the end of the block.
+
+    By a name that the system gives to one process at a time, and forgets with it (Linux).
+    """
+    with socket.socket(socket.AF_UNIX) as name:
+        try:
+            name.bind(f"\0rollswarm-port-{port}")
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            yield False
+        else:
+            yield True
 
 
 def _is_taken(host: str, port: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import sys
 from collections.abc import AsyncIterator
 
@@ -64,6 +65,20 @@ async def test_a_port_that_another_coordinator_has_is_not_shared_with_it(run: St
         assert await is_serving(listener.port)
     async with listening(run, listener.port) as again:  # free again, at once
         assert await is_serving(again.port)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no port is shared")
+async def test_a_port_that_another_coordinator_is_about_to_take_is_left_to_it(run: StoredRun) -> None:
+    """Both would find it free, and then share it."""
+    port = Ports.free().grpc
+    with socket.socket(socket.AF_UNIX) as another:
+        another.bind(f"\0rollswarm-port-{port}")
+        with pytest.raises(UserError, match="the port is in use"):
+            async with listening(run, port):
+                pass
+    async with listening(run, port):
+        with socket.socket(socket.AF_UNIX) as another:
+            another.bind(f"\0rollswarm-port-{port}")  # given back
 
 
 async def test_few_connections_are_counted_by_one_server(run: StoredRun) -> None:
