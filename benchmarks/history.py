@@ -25,7 +25,19 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from benchmarks.tables import table
 from coordinator import migrate
 from coordinator.dashboard.pool import beside
-from coordinator.store import browse, groups, pace, retention, rollouts, summary, tallies, versions, workers
+from coordinator.store import (
+    browse,
+    evidence,
+    groups,
+    leases,
+    pace,
+    retention,
+    rollouts,
+    summary,
+    tallies,
+    versions,
+    workers,
+)
 from coordinator.store.database import Database, Lane
 from demo.postgres import Postgres, find_binaries
 
@@ -69,11 +81,17 @@ _HISTORY = (
               CASE WHEN i * :group < :n - 3 * :batch THEN 'done' ELSE 'served' END, :begin, :end, i * :group / :batch, true
        FROM generate_series(0, :n / :group - 1) AS i""",
     """INSERT INTO samples (sample_id, group_id, ordinal, seed, state, attempts)
-       SELECT 's' || i, 'g' || i / :group, i, i, 'accepted', 1 FROM generate_series(0, :n - 1) AS i""",
+       SELECT 's' || i, 'g' || i / :group, i, i, 'accepted', CASE WHEN i % 50 = 0 THEN 2 ELSE 1 END
+       FROM generate_series(0, :n - 1) AS i""",
     """INSERT INTO leases (lease_id, sample_id, worker_id, min_version, acquired_at, deadline, state, committed_length,
                            committed_digest, committed_version, earlier_commitments)
        SELECT 'l' || i, 's' || i, 'w' || i % :workers, i / :batch, :begin + i / :rate, :end, 'completed', 0, '', 0, '[]'
        FROM generate_series(0, :n - 1) AS i""",
+    # One in fifty was let go by another before.
+    """INSERT INTO leases (lease_id, sample_id, worker_id, min_version, acquired_at, deadline, state, committed_length,
+                           committed_digest, committed_version, earlier_commitments)
+       SELECT 'e' || i, 's' || i, 'w' || (i + 1) % :workers, i / :batch, :begin + i / :rate, :end, 'expired', 0, '', 0, '[]'
+       FROM generate_series(0, :n - 1, 50) AS i""",
     # One in a hundred is rejected; what was answered for its sample instead is not part of this history.
     """INSERT INTO rollouts (rollout_id, sample_id, group_id, lease_id, worker_id, received_at, tokens, oldest_version,
                              newest_version, spans, state, attempts)
@@ -126,6 +144,7 @@ def _room(ask: Ask) -> Question:
 
 def questions(end: float) -> dict[str, Question]:
     """By name. What takes an hour to find in the history is what a page of fifty lines shows."""
+    some = [f"w{i}" for i in range(100)]
     return {
         "overview, metrics": _page(lambda c: summary.read(c, probation_rollouts=0)),
         "has anything changed": _page(summary.state),
@@ -141,7 +160,14 @@ def questions(end: float) -> dict[str, Question]:
         "account of a worker": _room(lambda c: workers.ledger_mark(c, _SOME)),
         "load": _room(rollouts.count_unconsumed),
         "versions needed": _room(versions.required),
-        "speed of 100 workers": _room(lambda c: pace.of_workers(c, [f"w{i}" for i in range(100)], end)),
+        "speed of 100 workers": _room(lambda c: pace.of_workers(c, some, end)),
+        "who held samples before": _room(lambda c: leases.held_before(c, some, [f"s{i * 7}" for i in range(50)])),
+        "samples given up": _room(lambda c: evidence.given_up(c, [f"g{i}" for i in range(8)])),
+        "samples of a worker in open groups": _room(lambda c: groups.used_by_worker(c, _SOME)),
+        "newcomers' leases": _room(lambda c: leases.count_live_of_newcomers(c, 64)),
+        "stragglers": _room(lambda c: pace.stragglers(c, end, 10.0)),
+        "usual reward": _room(lambda c: evidence.usual_reward(c, "math", 2**40)),
+        "unconsumed of a worker": _room(lambda c: rollouts.unconsumed_of_worker(c, _SOME)),
         "samples that wait": _room(lambda c: groups.waiting(c, 100)),
         "next group": _room(groups.next_ordinal),
         "retention": Question("upkeep", lambda c: _retain(c, end)),

@@ -174,6 +174,7 @@ leases = Table(
     Index("uq_leases_live_sample", "sample_id", unique=True, **_when("state = 'live'")),
     Index("ix_leases_state", "state", "deadline"),
     Index("ix_leases_worker", "worker_id", "state"),
+    Index("ix_leases_sample", "sample_id"),
     Index("ix_leases_shadow", "hardware", **_when("shadow")),
 )
 

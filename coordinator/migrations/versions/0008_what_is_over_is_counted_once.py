@@ -1,4 +1,4 @@
-"""what is over is counted once, and gone through once by retention"""
+"""what is over is counted once, and gone through once by retention; leases are found by their sample"""
 
 from typing import Any
 
@@ -30,11 +30,13 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("name", "key", name=op.f("pk_tallies")),
     )
     op.create_index("ix_verdicts_reason", "verdicts", ["reason"], **_when("reason IS NOT NULL"))
+    op.create_index("ix_leases_sample", "leases", ["sample_id"])
     op.create_index("ix_drops_counting", "drops", ["drop_id"], **_when("rollout_id IS NULL"))
 
 
 def downgrade() -> None:
     op.drop_index("ix_drops_counting", table_name="drops")
+    op.drop_index("ix_leases_sample", table_name="leases")
     op.drop_index("ix_verdicts_reason", table_name="verdicts")
     op.drop_table("tallies")
     op.drop_table("marks")
