@@ -23,7 +23,8 @@ _END_OF_GROUP = 4  # at most a quarter of a group's samples are out
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What a worker did of late. `tokens_per_s`: of one sequence; `shortest_s`: from lease to receipt."""
+    """What a worker did of late. `rollouts_per_s`: infinite while nothing can be said; `tokens_per_s`: of one sequence;
+    `shortest_s`: from lease to receipt."""
 
     rollouts_per_s: float
     tokens_per_s: float
@@ -44,16 +45,54 @@ class OutLease:
     worker_id: str = ""
 
 
-def pace_of(done: Sequence[tuple[int, float, float]]) -> Pace | None:
-    """From (tokens, leased at, received at) of what was handed in; None if that is too little to say anything.
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What a worker handed in of late: the `newest` as (tokens, leased at, received at), and when the `first` was received.
 
-    Time in which the worker held no lease does not count: it is ours, not the worker's.
+    `crowd`: how many were received within `crowd_s` before the newest. That is asked for where all that are known came within
+    less time than one takes: they are a small part of what the worker does at once.
     """
+
+    newest: Sequence[tuple[int, float, float]]
+    first: float
+    crowd: int = 0
+    crowd_s: float = 0.0
+
+    @property
+    def mean_s(self) -> float:
+        """From lease to receipt."""
+        return sum(received - leased for _, leased, received in self.newest) / max(1, len(self.newest))
+
+    @property
+    def span_s(self) -> float:
+        """From the oldest's receipt to the newest's."""
+        times = [received for _, _, received in self.newest]
+        return max(times) - min(times) if times else 0.0
+
+
+def pace_of(handed: Handed) -> Pace | None:
+    """What a worker does; None if that is too little to say anything.
+
+    Its rate is unbounded while its first rollouts are under way: they all come at about the same time. Time in which the worker
+    held no lease does not count: it is ours, not the worker's.
+    """
+    done = handed.newest
     if len(done) < _MEASURED_FROM:
         return None
     spans = [max(1e-3, received - leased) for _, leased, received in done]
-    busy = max(1e-3, _covered([(leased, received) for _, leased, received in done]))
-    return Pace(len(done) / busy, sum(tokens for tokens, _, _ in done) / sum(spans), min(spans))
+    return Pace(_rate(handed), sum(tokens for tokens, _, _ in done) / sum(spans), min(spans))
+
+
+def _rate(handed: Handed) -> float:
+    """Rollouts per second, over at least the time that one takes."""
+    ends = [received for _, _, received in handed.newest]
+    since, until = min(ends), max(ends)
+    if until - min(since, handed.first) < min(handed.mean_s, WINDOW_S / 2):
+        return math.inf
+    if handed.crowd:
+        return handed.crowd / max(1e-3, handed.crowd_s)
+    held = _covered([(max(leased, since), received) for _, leased, received in handed.newest if received > since])
+    return sum(received > since for received in ends) / max(1e-3, held)
 
 
 def _covered(intervals: Sequence[tuple[float, float]]) -> float:
@@ -72,7 +111,7 @@ def horizon_s(step_s: float | None, max_staleness: int) -> float | None:
 
 def most_leases(pace: Pace | None, horizon: float | None) -> int | None:
     """What the worker finishes in time, at least one; None: no limit."""
-    if pace is None or horizon is None:
+    if pace is None or horizon is None or math.isinf(pace.rollouts_per_s):
         return None
     return max(1, math.ceil(_SLACK * pace.rollouts_per_s * horizon - 1e-6))
 

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, bindparam, case, func, select, true
+from sqlalchemy import ColumnElement, Float, Row, Select, String, bindparam, case, func, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from coordinator.pace import WINDOW_S, OutLease, Pace, pace_of
+from coordinator.pace import WINDOW_S, Handed, OutLease, Pace, pace_of
 from coordinator.store import many
 from coordinator.store import tables as t
 
 _STEPS = 8
-_ROLLOUTS = 64
+_ROLLOUTS = 32
 
 
 async def of_workers(connection: AsyncConnection, worker_ids: Sequence[str], at: float) -> dict[str, Pace | None]:
-    """Each by the newest of what it handed in within the last ten minutes."""
+    """Each by the newest of what it handed in within the last ten minutes, however many those are."""
     if not worker_ids:
         return {}
     done: dict[str, list[tuple[int, float, float]]] = {worker_id: [] for worker_id in worker_ids}
     for row in await _newest(connection, worker_ids, at - WINDOW_S):
         done[row.worker_id].append((row.tokens, row.acquired_at, row.received_at))
-    return {worker_id: pace_of(found) for worker_id, found in done.items()}
+    handed = {
+        worker_id: Handed(found, min((received for _, _, received in found), default=at))
+        for worker_id, found in done.items()
+    }
+    crowded = {
+        worker_id: each
+        for worker_id, each in handed.items()
+        if len(each.newest) == _ROLLOUTS and each.span_s < each.mean_s
+    }
+    handed |= await _counted(connection, crowded, at - WINDOW_S)
+    return {worker_id: pace_of(each) for worker_id, each in handed.items()}
 
 
 async def _newest(connection: AsyncConnection, worker_ids: Sequence[str], since: float) -> list[Row[Any]]:
@@ -51,7 +62,47 @@ def _newest_of_all() -> Select[Any]:
     return select(newest).select_from(asked.join(newest, true()))
 
 
+async def _counted(connection: AsyncConnection, crowded: Mapping[str, Handed], since: float) -> dict[str, Handed]:
+    """These with their crowds."""
+    asked = {
+        worker_id: max(received for _, _, received in each.newest) - each.mean_s for worker_id, each in crowded.items()
+    }
+    if not asked:
+        return {}
+    if connection.dialect.name == "sqlite":
+        each = [
+            await connection.execute(_CROWD_OF_ONE, {"worker": worker_id, "begin": begin, "since": since})
+            for worker_id, begin in asked.items()
+        ]
+        rows = [row for found in each for row in found]
+    else:
+        arrays = {"worker": list(asked), "begin": list(asked.values())}
+        rows = list(await connection.execute(_CROWD_OF_ALL, arrays | {"since": since}))
+    found = {row.worker: row for row in rows}
+    return {
+        worker_id: replace(each, first=found[worker_id].first, crowd=found[worker_id].crowd, crowd_s=each.mean_s)
+        for worker_id, each in crowded.items()
+    }
+
+
+def _crowd_of(worker_id: ColumnElement[str], begin: ColumnElement[float]) -> Select[Any]:
+    """When the worker's first of late came, and how many after `begin`."""
+    mine = t.rollouts.c.worker_id == worker_id
+    first = select(func.min(t.rollouts.c.received_at)).where(mine, t.rollouts.c.received_at >= bindparam("since"))
+    crowd = select(func.count()).select_from(t.rollouts).where(mine, t.rollouts.c.received_at > begin)
+    return select(
+        worker_id.label("worker"), first.scalar_subquery().label("first"), crowd.scalar_subquery().label("crowd")
+    )
+
+
+def _crowd_of_all() -> Select[Any]:
+    asked = many.given({"worker": t.rollouts.c.worker_id.type, "begin": t.rollouts.c.received_at.type})
+    return _crowd_of(asked.c.worker, asked.c.begin).select_from(asked)
+
+
 _OF_ONE, _OF_ALL = _newest_of(bindparam("worker")), _newest_of_all()
+_CROWD_OF_ONE = _crowd_of(bindparam("worker", type_=String()), bindparam("begin", type_=Float()))
+_CROWD_OF_ALL = _crowd_of_all()
 
 
 async def step_s(connection: AsyncConnection, at: float) -> float | None:

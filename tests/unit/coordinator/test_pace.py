@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import heapq
+import math
+import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from coordinator.pace import WINDOW_S, OutLease, Pace, horizon_s, most_leases, pace_of, take_over, too_slow
+from coordinator.pace import WINDOW_S, Handed, OutLease, Pace, horizon_s, most_leases, pace_of, take_over, too_slow
 from coordinator.store import database, pace
 from coordinator.store import tables as t
 from protocol.signing import Identity
@@ -14,14 +18,70 @@ FAST = Pace(rollouts_per_s=1.0, tokens_per_s=10.0, shortest_s=5.0)
 STRAGGLER = OutLease("l", "s", age_s=200.0, committed=10, max_tokens=100, group_out=1, group_size=8)
 
 
+def handed(*newest: tuple[int, float, float], first: float | None = None) -> Handed:
+    return Handed(newest, min(received for _, _, received in newest) if first is None else first)
+
+
 def test_too_little_is_no_pace() -> None:
-    assert pace_of([(100, 0.0, 10.0)] * 7) is None
-    assert pace_of([(100, 0.0, 10.0)] * 8) == Pace(0.8, 10.0, 10.0)
+    one_by_one = [(100, 10.0 * i, 10.0 * i + 10.0) for i in range(8)]
+    assert pace_of(handed(*one_by_one[:7])) is None
+    assert pace_of(handed(*one_by_one)) == Pace(pytest.approx(0.1), 10.0, 10.0)
+
+
+def test_a_first_round_says_nothing_of_the_rate() -> None:
+    """Hundreds may be under way behind the first eight that come in."""
+    first = pace_of(handed(*[(100, 0.0, 10.0 + i / 8) for i in range(8)]))
+    assert first is not None and (first.rollouts_per_s, first.shortest_s) == (math.inf, 10.0)
+    assert most_leases(first, 40.0) is None and not too_slow(first, 40.0) and too_slow(first, 9.0)
 
 
 def test_time_without_a_lease_is_not_the_workers() -> None:
     one_by_one = [(100, 1000.0 * i, 1000.0 * i + 10.0) for i in range(8)]
-    assert pace_of(one_by_one) == Pace(0.1, 10.0, 10.0)
+    assert pace_of(handed(*one_by_one)) == Pace(pytest.approx(0.1), 10.0, 10.0)
+
+
+def test_rounds_of_several_at_once_are_measured_from_one_to_the_next() -> None:
+    rounds = [(100, 20.0 * i, 20.0 * i + 20.0) for i in range(4) for _ in range(8)]
+    assert pace_of(handed(*rounds)) == Pace(pytest.approx(0.4), 5.0, 20.0)
+
+
+def test_what_takes_longer_than_is_looked_back_has_a_rate() -> None:
+    long = [(100, -2.0 * WINDOW_S + 60.0 * i, 60.0 * i) for i in range(10)]
+    found = pace_of(handed(*long))
+    assert found is not None and found.rollouts_per_s == pytest.approx(1 / 60)
+
+
+@pytest.mark.parametrize("at_once", [1, 8, 32, 100, 512])
+def test_a_worker_that_is_in_time_is_kept_busy_however_many_it_does_at_once(at_once: int) -> None:
+    """Each rollout takes 15 to 25 s and is of use for 32: simulated for ten minutes, measured every 15 s, as granting does."""
+    draw, pace, measured_at, held_s = random.Random(at_once), None, -math.inf, 0.0
+    done: list[tuple[int, float, float]] = []
+    live: list[tuple[float, float]] = []  # (will be received at, was leased at)
+    now = 0.0
+    while now < 600.0:
+        while live and live[0][0] <= now:
+            received, leased = heapq.heappop(live)
+            done.append((64, leased, received))
+        if now >= measured_at + 15.0:
+            pace, measured_at = pace_of_all(done), now
+        most = most_leases(pace, 32.0)
+        assert not too_slow(pace, 32.0)
+        for _ in range((at_once if most is None else min(at_once, most)) - len(live)):
+            heapq.heappush(live, (now + draw.uniform(15.0, 25.0), now))
+        held_s += 0.25 * len(live)
+        now += 0.25
+    assert held_s / (600.0 * at_once) > 0.95
+
+
+def pace_of_all(done: Sequence[tuple[int, float, float]]) -> Pace | None:
+    """As the store asks, of all that a worker handed in, in its order."""
+    if not done:
+        return None
+    known = Handed(done[-32:], done[0][2])
+    if len(known.newest) == 32 and known.span_s < known.mean_s:
+        crowd = sum(received > done[-1][2] - known.mean_s for _, _, received in done)
+        known = replace(known, crowd=crowd, crowd_s=known.mean_s)
+    return pace_of(known)
 
 
 def test_leases_follow_what_is_finished_in_time() -> None:
@@ -126,3 +186,21 @@ async def test_each_is_measured_by_its_own_newest_of_late(
         later = at + WINDOW_S - 45.0
         assert await pace.of_workers(connection, [alice.key_id], later) == {alice.key_id: None}, "most are too old"
         assert await pace.of_workers(connection, [], at) == {}
+
+
+async def test_a_crowd_is_counted(begin: object, alice: Identity, bob: Identity) -> None:
+    """Of hundreds at once, the newest few are no measure."""
+    run: StoredRun = await begin(group_size=2, groups_per_batch=64)  # type: ignore[operator]
+    await measured(run, bob, 9)
+    crowd = await run.work(alice, 45)
+    now = (await run.row(t.rollouts, t.rollouts.c.rollout_id == crowd[0])).received_at
+    for place, rollout in enumerate(crowd):  # the last is the first that came; the others came four a second
+        received = now - (0.25 * place if place < 44 else 30.0)
+        row = await run.row(t.rollouts, t.rollouts.c.rollout_id == rollout)
+        await run.change(t.rollouts, t.rollouts.c.rollout_id == rollout, received_at=received)
+        await run.change(t.leases, t.leases.c.lease_id == row.lease_id, acquired_at=received - 10.1)
+    async with run.db.read() as connection:
+        found = await pace.of_workers(connection, [bob.key_id, alice.key_id], await database.now(connection))
+    mine, others = found[alice.key_id], found[bob.key_id]
+    assert mine is not None and mine.rollouts_per_s == pytest.approx(41 / 10.1)
+    assert others is not None and others.rollouts_per_s == pytest.approx(0.1)
