@@ -182,8 +182,8 @@ class ServerSection(_Section):
 class LimitsSection(_Section):
     """What one key, one address and all together may ask for; per process. Rates per second, `…_burst` at once."""
 
-    key_rate: float = Field(20.0, gt=0)
-    key_burst: float = Field(100.0, ge=1)
+    key_rate: float = Field(100.0, gt=0)
+    key_burst: float = Field(400.0, ge=1)
     key_calls: int = Field(64, ge=1)
     address_rate: float = Field(400.0, gt=0)
     address_burst: float = Field(2000.0, ge=1)

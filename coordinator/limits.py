@@ -58,7 +58,7 @@ class DoorLimits:
     Streams are no calls: those who only look on can't take the room of those who work.
     """
 
-    key: Rate = Rate(20.0, 100.0)
+    key: Rate = Rate(100.0, 400.0)  # who answers shortly at hundreds at once hands in dozens a second
     key_calls: int = 64
     address: Rate = Rate(400.0, 2000.0)
     address_calls: int = 2048

@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from protocol.declaration import BF16, PRECISIONS
 from protocol.errors import UserError
+from worker.hardware import default_concurrency
 
 _PREFIX = "ROLLSWARM_WORKER_"
 
@@ -69,7 +70,7 @@ class WorkerConfig(BaseSettings):
     name: str = Field(default_factory=lambda: platform.node()[:64] or "worker", max_length=64)
     dtype: str = Field("auto", pattern="^(auto|bfloat16|float32)$")
     precision: str = Field(BF16, pattern=f"^({'|'.join(PRECISIONS)})$")
-    concurrency: int = Field(8, ge=1, le=256)
+    concurrency: int = Field(default_factory=default_concurrency, ge=1, le=256)
     max_model_len: int | None = Field(None, ge=8)
     kv_cache_gib: float | None = Field(None, gt=0)
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)

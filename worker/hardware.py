@@ -52,6 +52,11 @@ def native_dtype() -> str:
     return "float32"
 
 
+def default_concurrency() -> int:
+    """Samples at once: where they share a GPU, each costs little, and too many are halved when memory runs out."""
+    return 64 if _gpus() else 8
+
+
 def default_kv_cache_gib() -> float | None:
     """None on a GPU, where vLLM takes what its weights leave; 2 on a CPU, where it would take most of the machine's memory."""
     import torch

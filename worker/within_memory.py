@@ -10,7 +10,7 @@ from worker.config import WorkerConfig
 
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|OutOfMemoryError|Cannot allocate memory|No available memory for the cache blocks"
-    r"|KV cache .*larger than the available|Free memory on device .* is less than desired",
+    r"|capture memory is full|KV cache .*larger than the available|Free memory on device .* is less than desired",
     re.IGNORECASE,
 )
 

@@ -129,7 +129,7 @@ class CaptureStore:
         if slot < 0:
             raise LookupError(f"no hidden states were captured for request {key!r}")
         if slot in self._overflowed:
-            raise LookupError("capture memory is full: raise capture_gib, or lower max_num_seqs")
+            raise LookupError("capture memory is full: what proofs are made of is kept for fewer samples at once")
         index = self._written_rows(slot, sum(span_lengths))
         chunks: list[tuple[CapturedChunk, ...]] = []
         start = 0

@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from protocol.errors import UserError
+from worker import hardware
 from worker.config import WorkerConfig, check_environment, config_path, default_home, origins
 
 
@@ -20,6 +21,12 @@ def test_flags_come_before_the_environment_before_defaults(monkeypatch: pytest.M
     monkeypatch.setenv("ROLLSWARM_WORKER_CONCURRENCY", "16")
     assert WorkerConfig().concurrency == 16
     assert WorkerConfig(concurrency=3).concurrency == 3
+
+
+@pytest.mark.parametrize(("gpus", "at_once"), [([], 8), (["NVIDIA H200"], 64)])
+def test_a_gpu_does_more_at_once(monkeypatch: pytest.MonkeyPatch, gpus: list[str], at_once: int) -> None:
+    monkeypatch.setattr(hardware, "_gpus", lambda: gpus)
+    assert WorkerConfig().concurrency == at_once
 
 
 def test_everything_of_a_worker_lies_in_its_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from worker.within_memory import is_out_of_memory, within_memory
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", True),
         ("ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`", True),
         ("ValueError: Free memory on device (3.1/8 GiB) on startup is less than desired GPU memory utilization", True),
+        ("capture memory is full: what proofs are made of is kept for fewer samples at once", True),
         ("the engine died: signal 11", False),
     ],
 )
