@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from coordinator.operate import opened
 from coordinator.store.database import Database
 from protocol.errors import UserError
 
@@ -14,16 +15,14 @@ from protocol.errors import UserError
 async def exporting(url: str, out: Path) -> AsyncIterator[tuple[Database, Path]]:
     """The database, and the path to write to: it takes `out`'s place at the end, and is gone if anything failed.
 
-    Raises UserError if the database can't be used, or the file can't be written.
+    Raises UserError if the database can't be used or holds no run, or the file can't be written.
     """
-    db = Database.open(url)
     scratch = out.with_name(out.name + ".part")
     try:
-        await db.check()
-        yield db, scratch
+        async with opened(url) as db:
+            yield db, scratch
         scratch.replace(out)
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror or error}") from None
     finally:
         scratch.unlink(missing_ok=True)
-        await db.close()

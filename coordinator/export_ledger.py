@@ -11,7 +11,6 @@ from coordinator import statements
 from coordinator.export_file import exporting
 from coordinator.store import run as run_store
 from coordinator.store import tables as t
-from protocol.errors import UserError
 from protocol.signing import Identity, SignedEnvelope
 from protocol.statement import sign_statement
 
@@ -30,8 +29,7 @@ async def export_ledger(url: str, out: Path, identity: Identity) -> int:
     count = 0
     async with exporting(url, out) as (db, scratch):
         run = await run_store.load(db)
-        if run is None:
-            raise UserError("the database holds no run yet: `coordinator serve` begins it")
+        assert run is not None
         async with db.read() as connection:
             ids = list((await connection.execute(select(t.workers.c.worker_id).order_by("worker_id"))).scalars())
             with scratch.open("w") as file:
