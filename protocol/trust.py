@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import os
 import re
 import ssl
 from hashlib import sha256
@@ -127,7 +128,10 @@ def why_unreachable(error: BaseException) -> str:
     if _no_http(error):
         return f"what answers there {_NO_HTTP}"
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    return (getattr(cause, "strerror", None) or str(cause) or type(error).__name__).strip()
+    said = (getattr(cause, "strerror", None) or str(cause) or type(error).__name__).strip()
+    if isinstance(cause, OSError) and cause.errno and said.startswith("Connect call failed"):  # asyncio's, with a tuple
+        return os.strerror(cause.errno)
+    return said
 
 
 def is_loopback(host: str) -> bool:

@@ -24,8 +24,7 @@ async def test_reasons_are_the_systems_words() -> None:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         refused = why_unreachable(await fault(f"http://127.0.0.1:{port}/"))
-        assert "Connect call failed" in refused or "refused" in refused
-        assert "ssl" not in refused and "object" not in refused
+        assert refused == "Connection refused"
         taken.listen()
         assert why_unreachable(await fault(f"http://127.0.0.1:{port}/")) == "no answer in time"
 
