@@ -40,9 +40,17 @@ async def act(url: str, token: str, ca: Path | None, action: str, arguments: Map
                 return str(json.loads(body)["done"])
             if response.status >= 500:
                 raise OurFault(f"the coordinator failed: {body:.300}")
-            raise UserError(f"refused ({response.status}): {body.strip():.500}")
+            raise UserError(f"refused ({response.status}): {_why(body):.500}")
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, UserError):
             raise
         mendable = await trust.explain(error)
         raise (mendable or UserError(f"cannot reach {trust.url}: {why_unreachable(error)}")) from None
+
+
+def _why(body: str) -> str:
+    """What the API says is wrong; all of the answer if something else gave it, as a proxy in front."""
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return body.strip()

@@ -9,6 +9,7 @@ import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -26,6 +27,17 @@ if TYPE_CHECKING:
     from coordinator.tracing import Tracing
 
 _RUN_ID_LENGTH = 64
+
+
+def check_relay(url: str) -> None:
+    """Raises ValueError if weights can't be had from there: workers would be told of it and give up."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError(f"{url!r} is no relay's URL; it reads http://host:port or https://host")
 
 
 class _Section(BaseModel):
@@ -237,6 +249,13 @@ class ShardcastSection(_Section):
 
     relays: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
+
+    @field_validator("relays", "sources")
+    @classmethod
+    def _are_urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for url in value:
+            check_relay(url)
+        return value
 
 
 class RunFile(_Section):

@@ -1,4 +1,4 @@
-"""`coordinator export`: verified rollouts as Parquet (zstd), written page by page, and in place only when whole."""
+"""`coordinator export`: verified rollouts as Parquet (zstd), written page by page."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from sqlalchemy import Row
 
+from coordinator.export_file import exporting
 from coordinator.store import verified
 from coordinator.store.database import Database
 from coordinator.store.groups import unpack_tokens
 from coordinator.store.rollouts import unpack_payload
-from protocol.errors import UserError
 from protocol.wire import floats_from_bytes, rollout_from_payload
 
 _PAGE = 512
@@ -51,24 +51,15 @@ SCHEMA = pa.schema(
 
 async def export(url: str, out: Path, *, outcomes: tuple[str, ...] = ("accepted",)) -> int:
     """Write the rollouts with these outcomes to `out`; how many there were. Raises UserError if it can't be written."""
-    db = Database.open(url)
-    scratch = out.with_name(out.name + ".part")
-    try:
-        await db.check()
-        count = 0
+    count = 0
+    async with exporting(url, out) as (db, scratch):
         with pq.ParquetWriter(scratch, SCHEMA, compression="zstd") as writer:
             after = (-1.0, "")
             while rows := await _page(db, after, outcomes):
                 await asyncio.to_thread(writer.write_table, _table(rows))
                 after = (rows[-1].received_at, rows[-1].rollout_id)
                 count += len(rows)
-        scratch.replace(out)
-        return count
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror or error}") from None
-    finally:
-        scratch.unlink(missing_ok=True)
-        await db.close()
+    return count
 
 
 async def _page(db: Database, after: tuple[float, str], outcomes: tuple[str, ...]) -> Sequence[Row]:

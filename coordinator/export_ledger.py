@@ -1,4 +1,4 @@
-"""`coordinator ledger`: every entry, and a signed statement per worker, as JSON lines. In place only when whole."""
+"""`coordinator ledger`: every entry, and a signed statement per worker, as JSON lines."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 from sqlalchemy import select
 
 from coordinator import statements
+from coordinator.export_file import exporting
 from coordinator.store import run as run_store
 from coordinator.store import tables as t
-from coordinator.store.database import Database
-from protocol.errors import UserError
 from protocol.signing import Identity, SignedEnvelope
 from protocol.statement import sign_statement
 
@@ -27,14 +26,10 @@ def envelope_json(envelope: SignedEnvelope) -> dict[str, str]:
 
 async def export_ledger(url: str, out: Path, identity: Identity) -> int:
     """How many entries were written. Raises UserError if the database holds no run or the file can't be written."""
-    db = Database.open(url)
-    scratch = out.with_name(out.name + ".part")
-    try:
-        await db.check()
+    count = 0
+    async with exporting(url, out) as (db, scratch):
         run = await run_store.load(db)
-        if run is None:
-            raise UserError("the database holds no run yet: `coordinator serve` begins it")
-        count = 0
+        assert run is not None
         async with db.read() as connection:
             ids = list((await connection.execute(select(t.workers.c.worker_id).order_by("worker_id"))).scalars())
             with scratch.open("w") as file:
@@ -48,10 +43,4 @@ async def export_ledger(url: str, out: Path, identity: Identity) -> int:
                         file.write(json.dumps(line) + "\n")
                     file.write(json.dumps({"statement": envelope_json(sign_statement(statement, identity))}) + "\n")
                     count += len(entries)
-        scratch.replace(out)
-        return count
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror or error}") from None
-    finally:
-        scratch.unlink(missing_ok=True)
-        await db.close()
+    return count

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from coordinator import certificates, trainer_token
-from coordinator.config import RunFile, load_run_file, model_shape
+from coordinator.config import RunFile, check_relay, load_run_file, model_shape
 from protocol import keyfile
 from protocol.errors import UserError
 from recipes import recipe_text
@@ -107,12 +107,14 @@ def init_run(
     authority and a certificate are made as well. Without any it listens on loopback, in plaintext. `recipe`: the name of the
     one whose fields are written out.
 
-    Raises UserError if a run file is there already, the model folder can't be used, or there is no such recipe.
+    Raises UserError if a run file is there already, the model folder can't be used, a relay's URL is none, or there is no
+    such recipe.
     """
     path = folder / "run.toml"
     if path.exists():
         raise UserError(f"{path} exists: choose another folder, or edit it")
     model_shape(model)
+    _check_relays(relays)
     chosen = _sections(_NO_RECIPE if recipe is None else recipe_text(recipe))
     folder.mkdir(parents=True, exist_ok=True)
     if hosts:
@@ -136,6 +138,14 @@ def init_run(
     )
     load_run_file(path)
     return path
+
+
+def _check_relays(relays: tuple[str, ...]) -> None:
+    try:
+        for url in relays:
+            check_relay(url)
+    except ValueError as error:
+        raise UserError(f"--relay: {error}") from None
 
 
 def _sections(recipe: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,8 +26,15 @@ async def downgrade(url: str, revision: str) -> None:
     await _migrate(url, lambda config: command.downgrade(config, revision))
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for what Alembic says at every start of the kind of database that it found."""
+    return str(record.msg).startswith("Running")
+
+
 async def _migrate(url: str, step: Callable[[Config], None]) -> None:
     db = Database.open(url)
+
+    logging.getLogger("alembic.runtime.migration").addFilter(_is_news)
 
     def run(connection: Connection) -> None:
         config = Config()

@@ -23,7 +23,8 @@ _ACTOR = "operator"
 
 
 @asynccontextmanager
-async def _opened(url: str) -> AsyncIterator[Database]:
+async def opened(url: str) -> AsyncIterator[Database]:
+    """The run's database. Raises UserError if it can't be used, or holds no run yet."""
     db = Database.open(url)
     try:
         await db.check()
@@ -31,21 +32,22 @@ async def _opened(url: str) -> AsyncIterator[Database]:
             raise UserError("the database holds no run yet: `coordinator serve` begins it")
         yield db
     except (OperationalError, ProgrammingError) as error:  # no such table
-        raise UserError(f"cannot use the run's database ({error.orig}): has the run been served once?") from None
+        served = "has the run been served once (`coordinator serve`)?"
+        raise UserError(f"cannot use the run's database ({error.orig}): {served}") from None
     finally:
         await db.close()
 
 
 async def perform(url: str, action: str, arguments: Mapping[str, str]) -> str:
     """One of `coordinator.actions`; what was done. Raises UserError."""
-    async with _opened(url) as db, db.write() as connection:
+    async with opened(url) as db, db.write() as connection:
         at = await database.now(connection)
         return await actions.perform(connection, action, arguments, actor=_ACTOR, at=at)
 
 
 async def set_standing(url: str, worker: str, reason: str, *, banned: bool) -> str:
     """Ban or pardon the worker whose key id begins with `worker`; returns its id. Raises UserError if none or several do."""
-    async with _opened(url) as db, db.write() as connection:
+    async with opened(url) as db, db.write() as connection:
         found = await actions.find_worker(connection, worker)
         at = await database.now(connection)
         await actions.set_standing(connection, found, reason, banned=banned, actor=_ACTOR, at=at)
@@ -54,7 +56,7 @@ async def set_standing(url: str, worker: str, reason: str, *, banned: bool) -> s
 
 async def list_hardware(url: str) -> Sequence[HardwareLine]:
     """The hardware classes of the run: those in shadow first."""
-    async with _opened(url) as db, db.read() as connection:
+    async with opened(url) as db, db.read() as connection:
         return await hardware.lines(connection)
 
 
@@ -65,7 +67,7 @@ async def set_paused(url: str, paused: bool) -> None:
 
 async def invite(url: str, *, uses: int, days: float, note: str) -> str:
     """Make an invitation for `uses` new keys within `days`; the token, which is stored nowhere. Raises UserError."""
-    async with _opened(url) as db, db.write() as connection:
+    async with opened(url) as db, db.write() as connection:
         at = await database.now(connection)
         return await actions.invite(connection, uses, days, note, actor=_ACTOR, at=at)
 
@@ -73,7 +75,7 @@ async def invite(url: str, *, uses: int, days: float, note: str) -> str:
 async def make_token(url: str, name: str, role: Role, days: float | None) -> str:
     """A token for somebody; it is stored as a hash alone. Raises UserError if the name is taken."""
     token = operators.make_token()
-    async with _opened(url) as db, db.write() as connection:
+    async with opened(url) as db, db.write() as connection:
         at = await database.now(connection)
         await operator_store.add(
             connection,
@@ -90,7 +92,7 @@ async def make_token(url: str, name: str, role: Role, days: float | None) -> str
 
 async def revoke_token(url: str, name: str) -> None:
     """End a token and its sessions. Raises UserError if there is none."""
-    async with _opened(url) as db, db.write() as connection:
+    async with opened(url) as db, db.write() as connection:
         if not await operator_store.revoke(connection, name):
             raise UserError(f"there is no token called {name!r} in force")
         at = await database.now(connection)
@@ -99,7 +101,7 @@ async def revoke_token(url: str, name: str) -> None:
 
 async def list_tokens(url: str) -> list[str]:
     """One line per token: name, role, whether it is in force."""
-    async with _opened(url) as db, db.read() as connection:
+    async with opened(url) as db, db.read() as connection:
         at = await database.now(connection)
         return [
             f"{row.name:24} {row.role:9} "

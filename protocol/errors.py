@@ -85,10 +85,20 @@ def explain_validation(errors: Iterable[Mapping[str, Any]], source: str) -> str:
     >>> explain_validation([{"loc": ("scheduling", "max_staleness"), "msg": "too small", "input": -1}], "run.toml")
     'run.toml: scheduling.max_staleness: too small (got -1)'
     """
+    found = list(errors)
     parts = []
-    for error in errors:
+    for error in found:
+        if error.get("type") == "too_short" and any(_is_inside(other, error) for other in found):
+            continue  # it counts what is valid alone
         field = ".".join(str(part) for part in error.get("loc", ())) or "(whole file)"
         given = "" if error.get("type") == "missing" else f" (got {error.get('input')!r:.60})"
-        problem = "no field has this name" if error.get("type") == "extra_forbidden" else error.get("msg", "invalid")
+        said = str(error.get("msg", "invalid")).removeprefix("Value error, ")
+        problem = "no field has this name" if error.get("type") == "extra_forbidden" else said
         parts.append(f"{field}: {problem}{given}")
     return f"{source}: " + "; ".join(parts)
+
+
+def _is_inside(error: Mapping[str, Any], outer: Mapping[str, Any]) -> bool:
+    """Whether `error` is about a part of the field that `outer` is about."""
+    place, around = tuple(error.get("loc", ())), tuple(outer.get("loc", ()))
+    return len(place) > len(around) and place[: len(around)] == around

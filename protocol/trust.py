@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import os
 import re
 import ssl
 from hashlib import sha256
@@ -26,6 +27,7 @@ _PIN = re.compile(r"sha256=([0-9a-f]{64})")
 _CA_BYTES_MAX = 1 << 16
 _TIMEOUT_S = 15.0
 _PROBE_S = 5.0
+_NO_HTTP = "does not speak HTTP: check the port"
 # OpenSSL's X509_V_ERR_… codes.
 _EXPIRED, _NOT_YET, _HOSTNAME, _ADDRESS = 10, 9, 62, 64
 
@@ -112,6 +114,8 @@ class Trust:
             return UserError(
                 f"{self.url} speaks TLS: use https:// (the operator's URL with #sha256=… if it has an authority of its own)"
             )
+        if _no_http(error):
+            return UserError(f"{self.url} {_NO_HTTP}")
         return None
 
 
@@ -121,8 +125,13 @@ def why_unreachable(error: BaseException) -> str:
 
     if isinstance(error, TimeoutError):
         return "no answer in time"
+    if _no_http(error):
+        return f"what answers there {_NO_HTTP}"
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    return (getattr(cause, "strerror", None) or str(cause) or type(error).__name__).strip()
+    said = (getattr(cause, "strerror", None) or str(cause) or type(error).__name__).strip()
+    if isinstance(cause, OSError) and cause.errno and said.startswith("Connect call failed"):  # asyncio's, with a tuple
+        return os.strerror(cause.errno)
+    return said
 
 
 def is_loopback(host: str) -> bool:
@@ -190,6 +199,14 @@ def explain_tls(error: ssl.SSLError, where: str) -> str:
     if "WRONG_VERSION_NUMBER" in str(error) or "RECORD_LAYER_FAILURE" in str(error):
         return f"{where} does not speak TLS: check the port; http:// works only if its operator chose plaintext"
     return f"the TLS handshake with {where} failed ({error.reason or error})"
+
+
+def _no_http(error: BaseException) -> bool:
+    """Whether what answered was no HTTP, as on a port for gRPC."""
+    import aiohttp
+    from aiohttp.http import HttpProcessingError
+
+    return isinstance(error, aiohttp.ClientResponseError) and isinstance(error.__cause__, HttpProcessingError)
 
 
 def _tls_error(error: BaseException) -> ssl.SSLError | None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import select, update
 
-from coordinator import verdicts
+from coordinator import tokens, verdicts
 from coordinator.acceptance import record, record_all
 from coordinator.admission import Limits
 from coordinator.feeding import Feeding
@@ -17,7 +17,7 @@ from coordinator.hardware import HardwareRules
 from coordinator.intake import Intake
 from coordinator.leasing import Leasing
 from coordinator.metrics import Metrics
-from coordinator.registration import Joining
+from coordinator.registration import About, Joined, Joining
 from coordinator.scheduling import EXACT, Freshness, Scheduling
 from coordinator.service import WorkerService
 from coordinator.store import database, rollouts, workers
@@ -30,9 +30,9 @@ from protocol.declaration import BF16, Declaration
 from protocol.lease import Lease
 from protocol.ledger import Standing
 from protocol.rollout import Outcome, RejectionReason, Task, Verdict
-from protocol.signing import Identity, SignedEnvelope
+from protocol.signing import CHALLENGE, DECLARATION, Identity, SignedEnvelope
 from protocol.turns import Turns
-from protocol.wire import group_from_wire, rollout_id
+from protocol.wire import declaration_to_payload, group_from_wire, rollout_id
 from tests.factories import (
     COORDINATOR,
     EOS,
@@ -151,6 +151,16 @@ class StoredRun:
                     at=await database.now(connection),
                     declared=declared,
                 )
+
+    async def register(
+        self, worker: Identity, declaration: Declaration | None = None, signer: Identity | None = None
+    ) -> Joined:
+        """By the door: a challenge is answered, and what is declared (`signer`: by another key) is signed with it."""
+        challenge = tokens.make_challenge(SECRET, worker.key_id, (await self.row(t.runs)).created_at)
+        declared = None
+        if declaration is not None:
+            declared = (signer or worker).sign(DECLARATION, declaration_to_payload(declaration, challenge))
+        return await self.joining.join(worker.sign(CHALLENGE, challenge), declared, About("w", "h", "s", "127.0.0.1"))
 
     async def lease(self, worker: Identity, count: int = 1) -> list[Lease]:
         granted = await self.leasing.acquire(worker.key_id, count)

@@ -60,9 +60,16 @@ def _add_config(app: typer.Typer, configure: Configure) -> None:
         found = origins(flags)
         width = max(map(len, found))
         for name, origin in found.items():
-            value = getattr(values, name)
-            typer.echo(f"{name.ljust(width)}  {'automatic' if value is None else value}  ({origin})")
+            shown = _shown(name, getattr(values, name))
+            typer.echo(f"{name.ljust(width)}  {shown}  ({origin})")
         typer.echo(f"\nflags before environment before {config_path()} before defaults")
+
+
+def _shown(name: str, value: object) -> object:
+    """A setting's value as a person reads it."""
+    if value is None:
+        return "no limit" if name.endswith("_mbit") else "automatic"
+    return "none" if value == "" else value
 
 
 # Flags of `worker join` that are not called as their settings are.

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from benchmarks.tables import bootstrap_median
-from coordinator.verification.layout import PrefillItem
 from coordinator.verification.prefill import PrefillModel
+from coordinator.verification.prefill_layout import PrefillItem
 
 _PROMPT = 32
 _GROUP = 16

@@ -13,8 +13,8 @@ import torch
 
 from coordinator.calibration.measures import Measure, measure
 from coordinator.verification.examination import TRANSFORMERS, VLLM
-from coordinator.verification.layout import PrefillItem
 from coordinator.verification.prefill import PrefillModel, PrefillResult
+from coordinator.verification.prefill_layout import PrefillItem
 from protocol.rollout import Rollout, SamplingParams, Segment, StopReason, VersionSpan
 
 # A chunk of 32 tokens is a whole one; the others fill the length classes below it, whatever the model would say.

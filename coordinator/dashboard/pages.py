@@ -22,6 +22,14 @@ HEADERS = {
 }
 
 
+def duration(seconds: float) -> str:
+    """In whole units that a person can grasp: 59 s, 59 min, 47 h, 300 d."""
+    for unit, length, most in (("s", 1, 60), ("min", 60, 60), ("h", 3600, 48)):
+        if seconds < most * length:
+            return f"{max(0, int(seconds / length))} {unit}"
+    return f"{int(seconds / 86_400)} d"
+
+
 class Pages:
     """Renders templates; everything put into them is escaped. To them the caller is `who`: jinja has its own `caller`."""
 
@@ -34,6 +42,7 @@ class Pages:
             undefined=jinja2.StrictUndefined,
         )
         self._templates.filters["short"] = short_id
+        self._templates.filters["duration"] = duration
 
     def render(self, template: str, caller: Caller | None, *, status: int = 200, **values: Any) -> web.Response:
         return self.answer(self.text(template, caller, **values), status=status)

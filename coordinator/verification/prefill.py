@@ -3,15 +3,12 @@
 For every completion token t: the last hidden state that produced it (input of the LM head, bf16), the claimed token's
 log-probability and the entropy of the distribution sampled from (logits / temperature), and the seed replay's margin.
 
-Short rollouts are packed into rows, each prompt once (`layout`). Long ones are fed whole, padded on the right: causality
-alone then keeps padding from reaching real tokens, and attention without a mask is much faster. Where prompts that rollouts
-share are worth more than that, a forward has two parts: the distinct prompts of a batch, all but their last token, fill a KV
-cache once; then each row is (last prompt token, completion without its last token), so that its T outputs are exactly the T
-positions wanted, and attends to its prompt's rows of the cache. The LM head sees only wanted positions, a bounded number at
-a time.
-
-Shapes: B rollouts of a batch, Q distinct prompts, P prompt tokens less one, T completion tokens, N measured positions,
-D hidden size, V vocabulary.
+Short rollouts are packed into rows, each prompt once (`prefill_layout`). Long ones are fed whole, padded on the right:
+causality alone then keeps padding from reaching real tokens, and attention without a mask is much faster. Where prompts that
+rollouts share are worth more than that, a forward has two parts: the distinct prompts of a batch, all but their last token,
+fill a KV cache once; then each row is (last prompt token, completion without its last token), so that its T outputs are
+exactly the T positions wanted, and attends to its prompt's rows of the cache. The LM head sees only wanted positions, a
+bounded number at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coordinator.verification.layout import (
+from coordinator.verification.prefill_layout import (
     PACKED_TOKENS_MAX,
     ROW_TOKENS,
     Packed,

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import torch
 
-from coordinator.verification.layout import PrefillItem
 from coordinator.verification.prefill import PrefillModel, PrefillResult
+from coordinator.verification.prefill_layout import PrefillItem
 from protocol.errors import OurFault, RollswarmError
 from protocol.rollout import VersionSpan
 

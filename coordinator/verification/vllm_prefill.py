@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.verification.layout import PrefillItem
 from coordinator.verification.prefill import DEFAULT_LOGITS_BYTES, PrefillResult
+from coordinator.verification.prefill_layout import PrefillItem
 from coordinator.verification.vllm_extension import TERMS_KEY
 from protocol.errors import OurFault
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from coordinator.verification.layout import PrefillItem
 from coordinator.verification.prefill import PrefillModel, PrefillResult
+from coordinator.verification.prefill_layout import PrefillItem
 from coordinator.verification.resident import PrefillRequest, ResidentModels, prefill_rollouts
 from coordinator.verification.vllm_prefill import VllmPrefill, VllmPrefillConfig
 from protocol.errors import OurFault

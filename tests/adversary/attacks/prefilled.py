@@ -59,8 +59,8 @@ class Prefilled(Cheat):
         """What the span's version says about its tokens in each of these completions."""
         import torch
 
-        from coordinator.verification.layout import PrefillItem
         from coordinator.verification.prefill import PrefillModel
+        from coordinator.verification.prefill_layout import PrefillItem
 
         if span.manifest_digest not in self._models:
             folder = self._published[span.manifest_digest]

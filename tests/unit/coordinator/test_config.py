@@ -56,6 +56,8 @@ def test_absolute_databases_stay_as_they_are(tmp_path: Path, url: str) -> None:
         ("eos_token_ids = [0]", "eos_token_ids = []", "sampling.eos_token_ids"),
         ("[sampling]", "[scheduling]\nmax_stalenes = 1\n[sampling]", "scheduling.max_stalenes"),
         ("[sampling]", "[scheduling]\nmin_group = 20\n[sampling]", "min_group (20) exceeds group_size (16)"),
+        ("[sampling]", '[shardcast]\nrelays = ["ftp://host"]\n[sampling]', "'ftp://host' is no relay's URL"),
+        ("[sampling]", '[shardcast]\nsources = ["host:8601"]\n[sampling]', "it reads http://host:port"),
         ("[sampling]", "[scheduling]\nmax_staleness = -1\n[sampling]", "scheduling.max_staleness"),
         ("[sampling]", "[verification]\naudit_fraction = 0\n[sampling]", "verification.audit_fraction"),
         ("[sampling]", "[server]\ngrpc_port = 70000\n[sampling]", "server.grpc_port"),

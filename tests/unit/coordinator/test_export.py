@@ -111,6 +111,16 @@ async def test_an_export_that_can_not_be_written_leaves_nothing(run: StoredRun, 
     assert parts(tmp_path) == []
 
 
+async def test_of_a_run_that_was_never_served_there_is_nothing_to_export(
+    empty_database_url: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="served once"):
+        await export(empty_database_url, tmp_path / "rollouts.parquet")
+    with pytest.raises(UserError, match="served once"):
+        await export_ledger(empty_database_url, tmp_path / "ledger.jsonl", COORDINATOR)
+    assert parts(tmp_path) == []
+
+
 async def test_the_ledger_leaves_with_a_statement_that_binds_its_lines(
     run: StoredRun, alice: Identity, tmp_path: Path
 ) -> None:

@@ -50,3 +50,9 @@ def test_without_a_model_nothing_is_made(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"model\.path"):
         init_run(tmp_path / "run", name="x", model=tmp_path, relays=())
     assert not (tmp_path / "run").exists()
+
+
+def test_with_a_relay_that_is_none_nothing_is_made(tmp_path: Path, model: Path) -> None:
+    with pytest.raises(UserError, match=r"--relay: 'relay:8601' is no relay's URL"):
+        init_run(tmp_path / "run", name="x", model=model, relays=("http://relay:8601", "relay:8601"))
+    assert not (tmp_path / "run").exists()

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -51,18 +53,29 @@ class Echo(grpc.GenericRpcHandler):
         return caller.get("nobody").encode()
 
 
+@asynccontextmanager
+async def serving(add: Callable[[Any], object], *interceptors: Any) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to a server behind these interceptors, that `add` put its methods into."""
+    server = grpc.aio.server(interceptors=interceptors)
+    add(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield channel
+    finally:
+        await server.stop(None)
+
+
 @pytest_asyncio.fixture
 async def serve() -> AsyncIterator[Callable[..., Awaitable[tuple[Echo, Call]]]]:
-    opened: list[Any] = []
+    opened = AsyncExitStack()
 
     async def _serve(*interceptors: Any) -> tuple[Echo, Call]:
         echo = Echo()
-        server = grpc.aio.server(interceptors=interceptors)
-        server.add_generic_rpc_handlers((echo,))
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
-        opened.extend([channel, server])
+        channel = await opened.enter_async_context(
+            serving(lambda server: server.add_generic_rpc_handlers((echo,)), *interceptors)
+        )
 
         async def call(method: str = "/rollswarm.v1.WorkerService/AcquireLeases", token: str | None = None) -> bytes:
             metadata = () if token is None else (("authorization", f"Bearer {token}"),)
@@ -70,9 +83,8 @@ async def serve() -> AsyncIterator[Callable[..., Awaitable[tuple[Echo, Call]]]]:
 
         return echo, call
 
-    yield _serve
-    for item in opened:
-        await (item.close() if isinstance(item, grpc.aio.Channel) else item.stop(None))
+    async with opened:
+        yield _serve
 
 
 async def refusal(call: Awaitable[bytes]) -> tuple[grpc.StatusCode, str, str | None]:
@@ -175,29 +187,23 @@ class Picky(grpc.GenericRpcHandler):
 
 
 async def test_what_is_no_message_is_the_callers_mistake() -> None:
-    server = grpc.aio.server(interceptors=(ErrorInterceptor(), ParseInterceptor()))
-    server.add_generic_rpc_handlers((Picky(),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    def add(server: Any) -> None:
+        server.add_generic_rpc_handlers((Picky(),))
+
+    async with serving(add, ErrorInterceptor(), ParseInterceptor()) as channel:
         method = channel.unary_unary("/rollswarm.v1.WorkerService/SubmitRollout")
         code, detail, reason = await refusal(method(b"\xff", timeout=10))
-    await server.stop(None)
     assert code is grpc.StatusCode.INVALID_ARGUMENT and reason == "form" and "no message" in detail
 
 
 async def test_health_is_answered_as_carefully_as_what_is_ours() -> None:
-    server = grpc.aio.server(interceptors=(StreamInterceptor(), ErrorInterceptor(), ParseInterceptor()))
-    health_pb2_grpc.add_HealthServicer_to_server(health_aio.HealthServicer(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    add = partial(health_pb2_grpc.add_HealthServicer_to_server, health_aio.HealthServicer())
+    async with serving(add, StreamInterceptor(), ErrorInterceptor(), ParseInterceptor()) as channel:
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
         code, detail, _ = await refusal(check(b"\x0a\x02\xff\xff", timeout=10))
         unknown = await refusal(check(b"\x0a\x02hi", timeout=10))
         watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
         streamed = await refusal(watch(b"\xff", timeout=10).read())
-    await server.stop(None)
     assert code is grpc.StatusCode.INVALID_ARGUMENT and "no message" in detail
     assert unknown[0] is grpc.StatusCode.NOT_FOUND
     assert streamed[0] is grpc.StatusCode.UNIMPLEMENTED and "no streams" in streamed[1]
@@ -207,15 +213,11 @@ async def test_streams_that_are_served_pass() -> None:
     from grpc_reflection.v1alpha import reflection_pb2 as messages
     from grpc_reflection.v1alpha.reflection import SERVICE_NAME, enable_server_reflection
 
-    server = grpc.aio.server(interceptors=(StreamInterceptor("/grpc.reflection."), ErrorInterceptor()))
-    enable_server_reflection((SERVICE_NAME,), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    add = partial(enable_server_reflection, (SERVICE_NAME,))
+    async with serving(add, StreamInterceptor("/grpc.reflection."), ErrorInterceptor()) as channel:
         for _ in range(2):  # the second is answered from memory
             call = channel.stream_stream(f"/{SERVICE_NAME}/ServerReflectionInfo")(timeout=10)
             await call.write(messages.ServerReflectionRequest(list_services="").SerializeToString())
             answer = messages.ServerReflectionResponse.FromString(await call.read())
             await call.done_writing()
             assert [each.name for each in answer.list_services_response.service] == [SERVICE_NAME]
-    await server.stop(None)

@@ -5,24 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import pytest
 from sqlalchemy import text
 
-from coordinator import tokens
 from coordinator.feeding import Feeding
-from coordinator.registration import About
 from coordinator.store import database
 from coordinator.store import tables as t
 from coordinator.store.database import Lane
 from protocol.errors import WorkerFault
 from protocol.lease import Commitment, Lease
 from protocol.rollout import RejectionReason, token_digest
-from protocol.signing import CHALLENGE, ROLLOUT, Identity
-from tests.factories import SECRET, make_identity, make_tokens
+from protocol.signing import ROLLOUT, Identity
+from tests.factories import make_identity, make_tokens
 from tests.stored_run import StoredRun, accepted, inconclusive, rejected
 
 Begin = Callable[..., Awaitable[StoredRun]]
@@ -231,7 +228,7 @@ async def test_what_trainer_worker_and_refused_ask_for_waits_for_no_lane_but_its
         await run.step(0, 0, [rollout.rollout_id for group in groups for rollout in group.rollouts])
         assert await run.announce(1) == 1
         assert await run.feeding.acknowledge(0) == 1
-        await _register(run, make_identity(668))
+        assert (await run.register(make_identity(668))).token
         with pytest.raises(WorkerFault, match="no such lease"):  # costs nobody anything
             await run.intake.submit(
                 alice.key_id, run.envelope(alice, Lease("0" * 32, open_lease.sample_id, "", 0, 0.0))
@@ -244,10 +241,3 @@ async def test_what_trainer_worker_and_refused_ask_for_waits_for_no_lane_but_its
             await held.enter_async_context(run.db.write(lane))
         async with asyncio.timeout(30):
             await all_of_it()
-
-
-async def _register(run: StoredRun, worker: Identity) -> None:
-    at = time.time()
-    challenge = worker.sign(CHALLENGE, tokens.make_challenge(SECRET, worker.key_id, at))
-    about = About("w", "h", "s", "127.0.0.1")
-    assert (await run.joining.join(challenge, None, about)).token

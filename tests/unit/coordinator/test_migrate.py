@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
@@ -45,6 +46,17 @@ async def test_migrations_make_the_schema_of_the_code(empty_database_url: str) -
     await upgrade(empty_database_url)
     await downgrade(empty_database_url, "base")
     assert await look(empty_database_url, tables) == set()
+
+
+async def test_a_start_without_anything_to_change_is_no_news(
+    empty_database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="alembic.runtime.migration")
+    await upgrade(empty_database_url)
+    assert {record.getMessage()[:15] for record in caplog.records} == {"Running upgrade"}
+    caplog.clear()
+    await upgrade(empty_database_url)
+    assert caplog.records == []
 
 
 async def test_the_newest_of_each_is_found_by_an_index_that_goes_back_as_it_came(empty_database_url: str) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from protocol.errors import (
@@ -49,3 +51,13 @@ def test_validation_names_source_field_problem_and_value() -> None:
     assert text.startswith("run.toml: scheduling.max_staleness: too small (got -1); run.name: Field required; ")
     assert "(whole file): bad" in text
     assert len(text) < 250, "a value is cut to what a person can read"
+
+
+def test_validation_says_nothing_that_follows_from_the_rest() -> None:
+    errors: list[dict[str, Any]] = [
+        {"loc": ("environments", 0, "max_tokens"), "msg": "Value error, no number", "input": "x"},
+        {"loc": ("environments",), "msg": "too few", "type": "too_short", "input": [{}]},
+        {"loc": ("eos",), "msg": "too few", "type": "too_short", "input": []},
+    ]
+    said = "environments.0.max_tokens: no number (got 'x'); eos: too few (got [])"
+    assert explain_validation(errors, "run.toml") == f"run.toml: {said}"

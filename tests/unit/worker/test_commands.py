@@ -40,6 +40,8 @@ def test_every_setting_is_shown_with_its_origin(tmp_path: Path, monkeypatch: pyt
     assert lines["drain_s"].endswith("7.0  (ROLLSWARM_WORKER_DRAIN_S)")
     assert lines["concurrency"].endswith(f"4  ({file})")
     assert lines["max_model_len"].endswith("automatic  (default)")
+    assert lines["max_upload_mbit"].endswith("no limit  (default)")
+    assert lines["invite"].endswith("none  (default)")
 
 
 def test_an_identity_is_shown_exported_and_imported(tmp_path: Path) -> None:

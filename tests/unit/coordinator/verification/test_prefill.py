@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.verification.layout import PrefillItem
 from coordinator.verification.prefill import PrefillModel, PrefillResult, takes_packed_rows
+from coordinator.verification.prefill_layout import PrefillItem
 from protocol import gumbel
 from tests.tiny_model import HIDDEN_SIZE, VOCABULARY, build_tiny_model
 

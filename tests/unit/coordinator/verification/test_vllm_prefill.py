@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.verification.layout import PrefillItem
+from coordinator.verification.prefill_layout import PrefillItem
 from coordinator.verification.vllm_prefill import batches
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.verification.layout import (
+from coordinator.verification.prefill_layout import (
     PACKED_TOKENS_MAX,
     ROW_TOKENS,
     Packed,
