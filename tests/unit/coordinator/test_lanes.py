@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 import time
 from collections import Counter
@@ -12,10 +13,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 from sqlalchemy import text
 
-from coordinator import tokens
+from coordinator import granting, tokens
 from coordinator.feeding import Feeding
 from coordinator.registration import About
 from coordinator.store import database
+from coordinator.store import leases as lease_store
 from coordinator.store import tables as t
 from coordinator.store.database import Lane
 from protocol.errors import WorkerFault
@@ -170,6 +172,39 @@ async def _check_rollouts(run: StoredRun, receipts: set[str]) -> None:
         assert row.state != "accepted" or states[row.group_id] in ("open", "ready"), row
     by_sample = Counter(row.sample_id for row in rollouts.values() if row.state not in ("rejected", "dropped"))
     assert max(by_sample.values()) == 1
+
+
+async def test_the_leases_of_all_groups_that_end_are_locked_in_order(
+    run: StoredRun, alice: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A renewal that has locked the lease of a later group waits for one of an earlier group: the trainer waits for it."""
+    if run.db.is_sqlite:  # one writer at a time
+        return
+    falling = itertools.count(1000, -1)
+    monkeypatch.setattr(granting.secrets, "token_hex", lambda length: f"{next(falling):032x}")
+    ids = [lease.lease_id for lease in await run.lease(alice, 4)]
+    await run.change(t.groups, deadline=1.0)
+    before = await _deadlocks(run)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks, run.db.write(Lane.ROWS) as connection:
+        await lease_store.held(connection, [min(ids)])
+        tasks.create_task(run.pull())
+        await _wait_for_a_lock(run)
+        await lease_store.held(connection, [max(ids)])
+    assert await _deadlocks(run) == before
+    assert {row.state for row in await run.rows(t.groups)} == {"dropped"}
+
+
+async def _wait_for_a_lock(run: StoredRun) -> None:
+    """Until somebody waits for a row that another holds."""
+    waiting = text(
+        "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype IN ('transactionid', 'tuple') AND pid IN "
+        "(SELECT pid FROM pg_stat_activity WHERE datname = current_database())"
+    )
+    while True:
+        async with run.db.read() as connection:
+            if (await connection.execute(waiting)).scalar_one():
+                return
+        await asyncio.sleep(0.02)
 
 
 FREE = {
