@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -339,6 +340,20 @@ async def test_a_task_that_raises_or_is_too_long_is_passed_over_with_an_event(ru
     assert [row.subject for row in rows] == ["sums/0", "sums/1"]
     assert "ZeroDivisionError" in rows[0].detail
     assert "max_prompt_tokens" in rows[1].detail
+
+
+async def test_a_task_that_no_database_holds_is_passed_over_with_an_event(run: StoredRun, alice: Identity) -> None:
+    def make(index: int) -> Task:
+        if index == 0:
+            raise ValueError("quotes \0 and \ud800")
+        return Task("sums", index, "a\0b" if index == 1 else "fine", {2: {1}, 3: math.nan}.get(index, "1"))
+
+    ((lease, _),) = (await _leasing(run, make).acquire(alice.key_id, 1)).leases
+    assert lease.sample_id == "g4-0"
+    details = [row.detail for row in await run.rows(t.events, t.events.c.action == "bad_task")]
+    assert [word in detail for word, detail in zip(("quotes", "store", "set", "float"), details, strict=True)] == [
+        True
+    ] * 4
 
 
 async def test_an_environment_without_a_usable_task_is_our_fault_and_says_so(run: StoredRun, alice: Identity) -> None:
