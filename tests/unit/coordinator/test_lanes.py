@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from coordinator import granting, tokens
 from coordinator.feeding import Feeding
@@ -230,6 +231,22 @@ async def test_who_waits_for_whom(run: StoredRun, held: Lane) -> None:
             except TimeoutError:
                 continue
     assert found == free
+
+
+async def test_who_falls_silent_in_a_transaction_holds_up_nobody_for_long(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica or a verifier that is halted, or whose machine vanishes. (SQLite is on the machine that has it.)"""
+    monkeypatch.setattr(database, "_SILENT_S", 0.5)
+    run = await begin()
+    if run.db.is_sqlite:
+        return
+    silent = run.db.write(Lane.ROWS)
+    await silent.__aenter__()
+    async with asyncio.timeout(20), run.db.write():
+        pass
+    with pytest.raises(DBAPIError):
+        await silent.__aexit__(None, None, None)
 
 
 async def test_the_time_that_a_lane_came_with_ends_with_its_transaction(run: StoredRun) -> None:
