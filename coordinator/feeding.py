@@ -309,7 +309,7 @@ class Feeding:
             )
             await connection.execute(
                 update(t.consumptions)
-                .where(t.consumptions.c.batch == batch, t.consumptions.c.rollout_id.in_(list(trained)))
+                .where(t.consumptions.c.batch == batch, among(connection, t.consumptions.c.rollout_id, list(trained)))
                 .values(trained=True)
             )
 
