@@ -138,6 +138,7 @@ class Leasing:
                 oldest=oldest_admissible(head, self._scheduling.max_staleness),
                 head=head,
                 max_tokens=held.max_tokens,
+                pause=self._scheduling.lease_term_s * self._freshness.renewal_terms,
             )
         except WorkerFault as fault:
             if lease.state is not LeaseState.LIVE:

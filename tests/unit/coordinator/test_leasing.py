@@ -9,6 +9,7 @@ from sqlalchemy import select, update
 
 from coordinator.grouping import EnvironmentShare
 from coordinator.leasing import Leasing
+from coordinator.scheduling import Freshness
 from coordinator.store import run as run_store
 from coordinator.store import tables as t
 from protocol.errors import OurFault, WorkerFault
@@ -222,6 +223,19 @@ async def test_a_renewal_moves_the_deadline_and_is_kept(run: StoredRun, alice: I
     row = await run.row(t.leases, t.leases.c.lease_id == lease.lease_id)
     assert (row.deadline, row.committed_length) == (renewal.deadline, 3)
     assert bytes(row.committed_digest) == token_digest((1, 2, 3))
+
+
+async def test_renewals_without_end_are_answered_and_not_written(begin: Begin, alice: Identity) -> None:
+    run = await begin(freshness=Freshness(renewal_terms=0.5))
+    lease = await run.lease_one(alice)
+    (soon,), _ = await run.leasing.renew(alice.key_id, progress(lease, (1, 2, 3)))
+    assert (soon.problem, soon.deadline) == ("", pytest.approx(lease.deadline))
+    assert (await run.row(t.leases)).committed_length == 0
+    await run.change(t.leases, deadline=lease.deadline - run.scheduling.lease_term_s / 2)
+    (late,), _ = await run.leasing.renew(alice.key_id, progress(lease, (1, 2, 3)))
+    assert late.deadline >= lease.deadline and (await run.row(t.leases)).committed_length == 3
+    (broken,), _ = await run.leasing.renew(alice.key_id, progress(lease, (1, 2)))
+    assert "committed before" in broken.problem, "but never too soon for what can't be"
 
 
 @pytest.mark.parametrize("later", [(1, 2), (1, 2, 4)], ids=["shrunk", "changed"])
