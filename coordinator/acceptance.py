@@ -89,11 +89,7 @@ async def record_all(
 
     `alone`: whether the transaction has `Lane.ALONE`, which all but acceptance needs.
     """
-    rows = {
-        row.rollout_id: row
-        for row in await rollouts.get_all(connection, list(found))
-        if row.state == "verifying" and row.verifier == verifier
-    }
+    rows = {row.rollout_id: row for row in await rollouts.claimed(connection, list(found), verifier)}
     accepted = [row for row in rows.values() if found[row.rollout_id].outcome is Outcome.ACCEPTED]
     alarms = await _accept(connection, accepted, found, verifier, at, rules)
     if alarms and not alone:

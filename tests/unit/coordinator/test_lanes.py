@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from coordinator import granting, tokens
 from coordinator.feeding import Feeding
 from coordinator.registration import About
-from coordinator.store import database
+from coordinator.store import database, rollouts
 from coordinator.store import leases as lease_store
 from coordinator.store import tables as t
 from coordinator.store.database import Lane
@@ -193,6 +193,23 @@ async def test_the_leases_of_all_groups_that_end_are_locked_in_order(
         await lease_store.held(connection, [max(ids)])
     assert await _deadlocks(run) == before
     assert {row.state for row in await run.rows(t.groups)} == {"dropped"}
+
+
+async def test_a_verdict_that_comes_too_late_waits_for_no_rollout_that_is_served(
+    run: StoredRun, alice: Identity
+) -> None:
+    """Another verifier took the claims over, and the trainer the group: it locks its rollouts in another order."""
+    first, second = await run.work(alice, 2)
+    late = {pending.rollout_id: accepted(pending) for pending in await run.claim("slow")}
+    await run.let_claims_expire()
+    await run.record_all({pending.rollout_id: accepted(pending) for pending in await run.claim()})
+    async with run.db.write(Lane.TRAINING) as connection:
+        await rollouts.set_state(connection, [second], "served")
+        if not run.db.is_sqlite:  # one writer at a time
+            async with asyncio.timeout(20):
+                await run.record_all(late, "slow")
+        await rollouts.set_state(connection, [first], "served")
+    assert (await run.standing(alice)).accepted == 2
 
 
 async def _wait_for_a_lock(run: StoredRun) -> None:
