@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from sqlalchemy import Row
 from sqlalchemy.exc import IntegrityError
@@ -37,6 +38,7 @@ async def record(db: Database, found: Mapping[str, Verdict], *, verifier: str, r
 
     Those that accept are written beside other writers; what may end in a ban is written alone.
     """
+    found = {key: replace(verdict, detail=events.storable(verdict.detail)) for key, verdict in found.items()}
     accepted = {key: verdict for key, verdict in found.items() if verdict.outcome is Outcome.ACCEPTED}
     others = {key: verdict for key, verdict in found.items() if key not in accepted}
     for some in (*_parts(accepted), *_parts(others)):
@@ -87,11 +89,7 @@ async def record_all(
 
     `alone`: whether the transaction has `Lane.ALONE`, which all but acceptance needs.
     """
-    rows = {
-        row.rollout_id: row
-        for row in await rollouts.get_all(connection, list(found))
-        if row.state == "verifying" and row.verifier == verifier
-    }
+    rows = {row.rollout_id: row for row in await rollouts.claimed(connection, list(found), verifier)}
     accepted = [row for row in rows.values() if found[row.rollout_id].outcome is Outcome.ACCEPTED]
     alarms = await _accept(connection, accepted, found, verifier, at, rules)
     if alarms and not alone:

@@ -114,6 +114,8 @@ class Feeding:
                     candidates = await groups.ready(connection, _CANDIDATES)
                 else:
                     candidates = await groups.overdue(connection, at, _CANDIDATES)
+                    # Locked here in order: group by group, they would meet those who lock many leases in another order.
+                    await leases.live_of_groups(connection, [group.group_id for group in candidates])
             while candidates and len(assigned) < max_groups:
                 missing = max_groups - len(assigned)
                 assigned += await self._offer(connection, candidates[:missing], batch, trainer_version, at)
@@ -307,7 +309,7 @@ class Feeding:
             )
             await connection.execute(
                 update(t.consumptions)
-                .where(t.consumptions.c.batch == batch, among(connection, t.consumptions.c.rollout_id, trained))
+                .where(t.consumptions.c.batch == batch, among(connection, t.consumptions.c.rollout_id, list(trained)))
                 .values(trained=True)
             )
 

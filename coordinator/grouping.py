@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -125,12 +126,16 @@ class GroupMaker:
         )
 
     def _make_task(self, share: EnvironmentShare, index: int) -> tuple[Task, tuple[int, ...]]:
-        """A task and its prompt's tokens. Raises EnvironmentFault, whatever the environment raised."""
+        """A task and its prompt's tokens. Raises EnvironmentFault, whatever the environment raised, and for what no database
+        holds: nobody could lease anything as long as that task is the next."""
         try:
             task = share.make_task(index)
             prompt = tuple(self._tokenize(task.prompt))
+            json.dumps(task.reference, allow_nan=False)
         except Exception as error:
             raise EnvironmentFault(f"task {index} of {share.name} raised {type(error).__name__}: {error}") from error
+        if events.storable(task.prompt) != task.prompt:
+            raise EnvironmentFault(f"the prompt of task {index} of {share.name} holds what nobody could store")
         if not 0 < len(prompt) <= self._max_prompt_tokens:
             raise EnvironmentFault(
                 f"the prompt of task {index} of {share.name} has {len(prompt)} tokens; server.max_prompt_tokens admits "

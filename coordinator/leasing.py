@@ -25,6 +25,7 @@ from protocol import lease as lease_rules
 from protocol.errors import WorkerFault
 from protocol.lease import Commitment, Lease, LeaseState
 from protocol.policy import oldest_admissible
+from protocol.rollout import RejectionReason
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,8 @@ class Leasing:
     async def renew(self, worker_id: str, progress: Sequence[tuple[str, Commitment]]) -> tuple[list[Renewal], int]:
         """Extend leases and commit to progress; also returns the head version.
 
-        A lease whose rollout could no longer be accepted is revoked, so that the worker stops at once.
+        A lease whose rollout could no longer be accepted is revoked, so that the worker stops at once; one whose progress
+        can't be is given back by that.
         """
         return await self._renewing.do((worker_id, tuple(progress)))
 
@@ -136,10 +138,14 @@ class Leasing:
                 oldest=oldest_admissible(head, self._scheduling.max_staleness),
                 head=head,
                 max_tokens=held.max_tokens,
+                pause=self._scheduling.lease_term_s * self._freshness.renewal_terms,
             )
         except WorkerFault as fault:
-            revoked = lease.state is LeaseState.LIVE
-            return (lease_rules.finish(lease, LeaseState.REVOKED) if revoked else lease), fault.detail
+            if lease.state is not LeaseState.LIVE:
+                return lease, fault.detail
+            # Who reports what can't be gives the sample up, and is counted among those who do.
+            end = LeaseState.REVOKED if fault.reason is RejectionReason.STALE else LeaseState.RETURNED
+            return lease_rules.finish(lease, end), fault.detail
         return renewed, ""
 
     async def give_back(self, worker_id: str, lease_ids: Sequence[str]) -> int:

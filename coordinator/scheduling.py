@@ -34,7 +34,8 @@ class Freshness:
     exceed it by what they grant meanwhile. `pace_s`: a worker's speed. `stragglers_s`: between looks for
     leases that hold up a group. `seen_s`: when a worker was seen (a quarter of a lease's term at most). `overdue_s`: between
     looks for leases that ran out, which a sweep frees too. `rules_s`: the trainer's pace, and what operators decided on
-    kinds of hardware.
+    kinds of hardware. `renewal_terms`: the share of a lease's term within which another renewal changes nothing (workers
+    renew four times a term).
     """
 
     load_s: float = 0.0
@@ -43,7 +44,10 @@ class Freshness:
     seen_s: float = 0.0
     overdue_s: float = 0.0
     rules_s: float = 0.0
+    renewal_terms: float = 0.0
 
 
 EXACT = Freshness()
-SERVING = Freshness(load_s=1.0, pace_s=15.0, stragglers_s=1.0, seen_s=5.0, overdue_s=1.0, rules_s=1.0)
+SERVING = Freshness(
+    load_s=1.0, pace_s=15.0, stragglers_s=1.0, seen_s=5.0, overdue_s=1.0, rules_s=1.0, renewal_terms=0.125
+)

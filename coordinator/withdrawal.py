@@ -2,8 +2,8 @@
 
 In one transaction: versions after the kept one are marked, every live lease is revoked (whoever works holds the bad weights,
 or is about to; samples wait again with the same seeds), rollouts with a token of a withdrawn version are dropped, and
-batches that no checkpoint holds are closed, for the trainer that held them goes back to before them. Repeating it changes
-nothing more.
+batches that no checkpoint holds are closed, for the trainer that held them goes back to before them, also where no version
+came of them yet. Repeating it changes nothing more.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ async def withdraw(db: Database, *, after: int) -> Withdrawal:
         untrained = await rollouts.unconsumed_after(connection, after)
         for row in untrained:
             await _drop(connection, row, at)
-        abandoned = await _close_batches(connection, at) if numbers else []
-        if numbers:
+        abandoned = await _close_batches(connection, at)
+        if numbers or abandoned:
             await events.record(
                 connection,
                 at=at,
                 actor="trainer",
                 action="withdraw",
-                subject=f"{numbers[0]}-{numbers[-1]}",
+                subject=f"{numbers[0]}-{numbers[-1]}" if numbers else "steps",
                 detail=f"back to version {after}; {len(untrained) + len(abandoned)} rollouts purged",
             )
         newest = (await connection.execute(select(func.max(t.policy_versions.c.version)))).scalar_one()

@@ -72,12 +72,23 @@ def is_live(lease: Lease, now: float) -> bool:
 
 
 def renew(
-    lease: Lease, progress: Commitment, *, now: float, term: float, oldest: int, head: int, max_tokens: int
+    lease: Lease,
+    progress: Commitment,
+    *,
+    now: float,
+    term: float,
+    oldest: int,
+    head: int,
+    max_tokens: int,
+    pause: float = 0.0,
 ) -> Lease:
     """Extend a live lease by `term` seconds and commit to `progress`.
 
     `oldest`, `head`: the oldest version still admissible, and the newest there is; `max_tokens` of the sample. Raises
     WorkerFault if the lease is not live, progress shrank or is impossible, or what it yields could no longer be accepted.
+
+    What comes sooner than `pause` seconds after the renewal before it, or the grant, changes nothing: each is written with
+    all commitments, and who may renew without end would also choose which of them are kept.
 
     All commitments are kept until there are 256, then every second one of the earlier ones: the first and the newest stay.
     """
@@ -100,6 +111,8 @@ def renew(
         raise WorkerFault(RejectionReason.COMMITMENT, f"a digest of {len(progress.digest)} bytes commits to nothing")
     if progress.length == lease.commitment.length and progress.length and progress.digest != lease.commitment.digest:
         raise WorkerFault(RejectionReason.COMMITMENT, "other tokens than those committed before")
+    if pause and now < lease.deadline - term + pause:
+        return lease
     earlier = lease.earlier
     if 0 < lease.commitment.length < progress.length:
         earlier = (*earlier, lease.commitment)

@@ -37,6 +37,9 @@ _BY_INDEX = {
     "max_parallel_workers_per_gather": "0",
     "jit": "off",
 }
+# A process that is halted, or whose machine vanishes, in the middle of a transaction holds its lane, and with the first one
+# that asks for all lanes the whole run waits: PostgreSQL ends its session when nothing has come from it for so long.
+_SILENT_S = 60.0
 # PostgreSQL's advisory locks. All writers hold the first, together or alone; the others are lanes among those together.
 _WRITERS, _GRANTS, _VERDICTS, _TRAINING = range(0x726F6C6C, 0x726F6C70)  # "roll" and what follows it
 
@@ -75,7 +78,8 @@ class Database:
                 f"run.database names {parsed.drivername!r}; use sqlite+aiosqlite:///FILE or postgresql+asyncpg://…"
             )
         if parsed.drivername == "postgresql+asyncpg":
-            engine = create_async_engine(parsed, pool_size=10, connect_args={"server_settings": _BY_INDEX})
+            settings = _BY_INDEX | {"idle_in_transaction_session_timeout": str(int(_SILENT_S * 1000))}
+            engine = create_async_engine(parsed, pool_size=10, connect_args={"server_settings": settings})
             _ping_idle(engine)
             return cls(engine)
         if parsed.database and parsed.database != ":memory:":

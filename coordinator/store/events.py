@@ -16,11 +16,15 @@ def finite(numbers: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
+def storable(text: str) -> str:
+    """Words that may quote a stranger's: what no database holds (NUL, half of a surrogate pair) is replaced."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+
+
 async def record(connection: AsyncConnection, *, at: float, actor: str, action: str, subject: str, detail: str) -> None:
     """Append one audit event."""
-    await connection.execute(
-        events.insert().values(at=at, actor=actor, action=action, subject=subject[:120], detail=detail[:2000])
-    )
+    values = {"subject": storable(subject[:120]), "detail": storable(detail[:2000])}
+    await connection.execute(events.insert().values(at=at, actor=actor, action=action, **values))
 
 
 async def count_refusal(connection: AsyncConnection, *, at: float, reason: str) -> None:

@@ -136,13 +136,19 @@ async def get(connection: AsyncConnection, rollout_id: str) -> Row | None:
     return (await connection.execute(select(t.rollouts).where(t.rollouts.c.rollout_id == rollout_id))).first()
 
 
-async def get_all(connection: AsyncConnection, rollout_ids: Sequence[str]) -> list[Row]:
-    """Those of these that there are, locked, in the order in which they came."""
-    return list(await _LOCKED.execute(connection, rollout_ids))
+async def claimed(connection: AsyncConnection, rollout_ids: Sequence[str], verifier: str) -> list[Row]:
+    """Those of these that this verifier still holds, locked, in the order in which they came. Others are not touched: whoever
+    judged them meanwhile, they may be on their way to the trainer."""
+    return list(await _CLAIMED.execute(connection, rollout_ids, by=verifier))
 
 
-_LOCKED = many.About(
-    lambda mine: select(t.rollouts).where(mine).order_by(t.rollouts.c.received_at).with_for_update(key_share=True),
+_CLAIMED = many.About(
+    lambda mine: (
+        select(t.rollouts)
+        .where(mine, t.rollouts.c.state == "verifying", t.rollouts.c.verifier == bindparam("by"))
+        .order_by(t.rollouts.c.received_at)
+        .with_for_update(key_share=True)
+    ),
     t.rollouts.c.rollout_id,
 )
 

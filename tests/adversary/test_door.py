@@ -135,7 +135,7 @@ async def test_progress_that_was_committed_to_binds_however_it_turns_out(run: St
 async def test_progress_can_not_be_taken_back_by_a_later_renewal(run: StoredRun) -> None:
     lease = await run.lease_one(MALLORY)
     begun, other = make_tokens(6), make_tokens(6, first=100)
-    for tokens, length, problem in ((begun, 4, ""), (other, 4, "other tokens"), (begun, 4, "the lease is revoked")):
+    for tokens, length, problem in ((begun, 4, ""), (other, 4, "other tokens"), (begun, 4, "the lease is returned")):
         progress = Commitment(length, token_digest(tokens[:length]), 2)
         ((renewal,), _) = await run.leasing.renew(MALLORY.key_id, [(lease.lease_id, progress)])
         assert renewal.problem.startswith(problem) and bool(renewal.problem) is bool(problem)

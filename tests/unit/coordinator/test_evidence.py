@@ -23,6 +23,7 @@ from coordinator.verification.pooled import (
     PooledClass,
     PooledTest,
 )
+from protocol.lease import Commitment
 from protocol.signing import Identity
 from protocol.wire import rollout_id
 from tests.factories import make_identity
@@ -202,13 +203,17 @@ async def test_a_complete_group_is_compared_once(run: StoredRun, alice: Identity
     assert {row.rollouts for row in rows} == {1}
 
 
+@pytest.mark.parametrize("returned", [True, False], ids=["returned", "ended by a report that can't be"])
 async def test_what_a_worker_gave_up_counts_when_others_finished_it(
-    run: StoredRun, alice: Identity, bob: Identity
+    run: StoredRun, alice: Identity, bob: Identity, returned: bool
 ) -> None:
     await run.work(bob, 2)
     await run.judge()  # a first group, with reward 1: what is usual
     lease = await run.lease_one(alice)
-    await run.leasing.give_back(alice.key_id, [lease.lease_id])
+    if returned:
+        await run.leasing.give_back(alice.key_id, [lease.lease_id])
+    else:
+        await run.leasing.renew(alice.key_id, [(lease.lease_id, Commitment(1 << 20, bytes(32)))])
     await run.work(bob, 2)
     for pending in await run.claim():
         assert await run.record(pending.rollout_id, accepted(pending, 0.0))

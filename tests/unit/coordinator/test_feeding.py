@@ -256,6 +256,13 @@ async def test_a_repeated_report_replaces_the_earlier_one(run: StoredRun, alice:
     assert trained_on == {identifiers[0]: True, identifiers[1]: False}
 
 
+async def test_a_report_names_as_many_rollouts_as_a_batch_may_hold(run: StoredRun, alice: Identity) -> None:
+    identifiers = await complete(run, alice)
+    await run.pull()
+    await run.step(trained=[*identifiers, *(f"sha256:{number:064x}" for number in range(1 << 16))])
+    assert all(row.trained for row in await run.rows(t.consumptions))
+
+
 async def test_a_number_that_is_not_finite_is_left_out_of_a_report(run: StoredRun) -> None:
     await run.feeding.report(
         batch=0,

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
+from coordinator import granting
 from coordinator.feeding import Feeding
-from coordinator.store import database
+from coordinator.store import database, rollouts
+from coordinator.store import leases as lease_store
 from coordinator.store import tables as t
 from coordinator.store.database import Lane
 from protocol.errors import WorkerFault
@@ -169,6 +173,56 @@ async def _check_rollouts(run: StoredRun, receipts: set[str]) -> None:
     assert max(by_sample.values()) == 1
 
 
+async def test_the_leases_of_all_groups_that_end_are_locked_in_order(
+    run: StoredRun, alice: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A renewal that has locked the lease of a later group waits for one of an earlier group: the trainer waits for it."""
+    if run.db.is_sqlite:  # one writer at a time
+        return
+    falling = itertools.count(1000, -1)
+    monkeypatch.setattr(granting.secrets, "token_hex", lambda length: f"{next(falling):032x}")
+    ids = [lease.lease_id for lease in await run.lease(alice, 4)]
+    await run.change(t.groups, deadline=1.0)
+    before = await _deadlocks(run)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks, run.db.write(Lane.ROWS) as connection:
+        await lease_store.held(connection, [min(ids)])
+        tasks.create_task(run.pull())
+        await _wait_for_a_lock(run)
+        await lease_store.held(connection, [max(ids)])
+    assert await _deadlocks(run) == before
+    assert {row.state for row in await run.rows(t.groups)} == {"dropped"}
+
+
+async def test_a_verdict_that_comes_too_late_waits_for_no_rollout_that_is_served(
+    run: StoredRun, alice: Identity
+) -> None:
+    """Another verifier took the claims over, and the trainer the group: it locks its rollouts in another order."""
+    first, second = await run.work(alice, 2)
+    late = {pending.rollout_id: accepted(pending) for pending in await run.claim("slow")}
+    await run.let_claims_expire()
+    await run.record_all({pending.rollout_id: accepted(pending) for pending in await run.claim()})
+    async with run.db.write(Lane.TRAINING) as connection:
+        await rollouts.set_state(connection, [second], "served")
+        if not run.db.is_sqlite:  # one writer at a time
+            async with asyncio.timeout(20):
+                await run.record_all(late, "slow")
+        await rollouts.set_state(connection, [first], "served")
+    assert (await run.standing(alice)).accepted == 2
+
+
+async def _wait_for_a_lock(run: StoredRun) -> None:
+    """Until somebody waits for a row that another holds."""
+    waiting = text(
+        "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype IN ('transactionid', 'tuple') AND pid IN "
+        "(SELECT pid FROM pg_stat_activity WHERE datname = current_database())"
+    )
+    while True:
+        async with run.db.read() as connection:
+            if (await connection.execute(waiting)).scalar_one():
+                return
+        await asyncio.sleep(0.02)
+
+
 FREE = {
     Lane.ALONE: set(),
     Lane.ROWS: {Lane.ROWS, Lane.GRANTS, Lane.VERDICTS, Lane.TRAINING, Lane.FEEDING},
@@ -192,6 +246,22 @@ async def test_who_waits_for_whom(run: StoredRun, held: Lane) -> None:
             except TimeoutError:
                 continue
     assert found == free
+
+
+async def test_who_falls_silent_in_a_transaction_holds_up_nobody_for_long(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica or a verifier that is halted, or whose machine vanishes. (SQLite is on the machine that has it.)"""
+    monkeypatch.setattr(database, "_SILENT_S", 0.5)
+    run = await begin()
+    if run.db.is_sqlite:
+        return
+    silent = run.db.write(Lane.ROWS)
+    await silent.__aenter__()
+    async with asyncio.timeout(20), run.db.write():
+        pass
+    with pytest.raises(DBAPIError):
+        await silent.__aexit__(None, None, None)
 
 
 async def test_the_time_that_a_lane_came_with_ends_with_its_transaction(run: StoredRun) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -8,6 +9,7 @@ from sqlalchemy import select, update
 
 from coordinator.grouping import EnvironmentShare
 from coordinator.leasing import Leasing
+from coordinator.scheduling import Freshness
 from coordinator.store import run as run_store
 from coordinator.store import tables as t
 from protocol.errors import OurFault, WorkerFault
@@ -223,6 +225,19 @@ async def test_a_renewal_moves_the_deadline_and_is_kept(run: StoredRun, alice: I
     assert bytes(row.committed_digest) == token_digest((1, 2, 3))
 
 
+async def test_renewals_without_end_are_answered_and_not_written(begin: Begin, alice: Identity) -> None:
+    run = await begin(freshness=Freshness(renewal_terms=0.5))
+    lease = await run.lease_one(alice)
+    (soon,), _ = await run.leasing.renew(alice.key_id, progress(lease, (1, 2, 3)))
+    assert (soon.problem, soon.deadline) == ("", pytest.approx(lease.deadline))
+    assert (await run.row(t.leases)).committed_length == 0
+    await run.change(t.leases, deadline=lease.deadline - run.scheduling.lease_term_s / 2)
+    (late,), _ = await run.leasing.renew(alice.key_id, progress(lease, (1, 2, 3)))
+    assert late.deadline >= lease.deadline and (await run.row(t.leases)).committed_length == 3
+    (broken,), _ = await run.leasing.renew(alice.key_id, progress(lease, (1, 2)))
+    assert "committed before" in broken.problem, "but never too soon for what can't be"
+
+
 @pytest.mark.parametrize("later", [(1, 2), (1, 2, 4)], ids=["shrunk", "changed"])
 async def test_progress_that_shrinks_or_changes_ends_the_lease(
     run: StoredRun, alice: Identity, later: tuple[int, ...]
@@ -231,7 +246,7 @@ async def test_progress_that_shrinks_or_changes_ends_the_lease(
     await run.leasing.renew(alice.key_id, progress(lease, (1, 2, 3)))
     (renewal,), _ = await run.leasing.renew(alice.key_id, progress(lease, later))
     assert "committed before" in renewal.problem
-    assert (await run.row(t.leases)).state == "revoked"
+    assert (await run.row(t.leases)).state == "returned", "by its holder's own doing"
     assert await run.sample_state(lease.sample_id) == "waiting"
 
 
@@ -339,6 +354,20 @@ async def test_a_task_that_raises_or_is_too_long_is_passed_over_with_an_event(ru
     assert [row.subject for row in rows] == ["sums/0", "sums/1"]
     assert "ZeroDivisionError" in rows[0].detail
     assert "max_prompt_tokens" in rows[1].detail
+
+
+async def test_a_task_that_no_database_holds_is_passed_over_with_an_event(run: StoredRun, alice: Identity) -> None:
+    def make(index: int) -> Task:
+        if index == 0:
+            raise ValueError("quotes \0 and \ud800")
+        return Task("sums", index, "a\0b" if index == 1 else "fine", {2: {1}, 3: math.nan}.get(index, "1"))
+
+    ((lease, _),) = (await _leasing(run, make).acquire(alice.key_id, 1)).leases
+    assert lease.sample_id == "g4-0"
+    details = [row.detail for row in await run.rows(t.events, t.events.c.action == "bad_task")]
+    assert [word in detail for word, detail in zip(("quotes", "store", "set", "float"), details, strict=True)] == [
+        True
+    ] * 4
 
 
 async def test_an_environment_without_a_usable_task_is_our_fault_and_says_so(run: StoredRun, alice: Identity) -> None:

@@ -151,6 +151,22 @@ async def test_inconclusive_alerts_at_two_and_is_given_up_at_five(run: StoredRun
     assert await run.claim() == []
 
 
+async def test_words_that_no_database_holds_take_no_other_verdict_along(
+    run: StoredRun, alice: Identity, bob: Identity
+) -> None:
+    """An environment that fails may quote what a worker wrote."""
+    (quoted,) = await run.work(alice)
+    (cheated,) = await run.work(bob)
+    await run.claim()
+    await run.let_claims_expire()
+    await run.claim()
+    failed = Verdict(Outcome.INCONCLUSIVE, detail="scoring failed: what is \0 or \ud800?")
+    await run.record_all({quoted: failed, cheated: rejected(detail="\0")})
+    assert (await run.rollout_state(quoted), await run.rollout_state(cheated)) == ("pending", "rejected")
+    (event,) = await run.rows(t.events, t.events.c.action == "inconclusive")
+    assert event.detail == "attempt 2: scoring failed: what is \N{REPLACEMENT CHARACTER} or ??"
+
+
 async def test_a_verifier_without_the_claim_cannot_write(run: StoredRun, alice: Identity) -> None:
     (identifier,) = await run.work(alice, 1)
     (pending,) = await run.claim("verifier-1")

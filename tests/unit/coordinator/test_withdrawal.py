@@ -78,6 +78,21 @@ async def test_a_batch_that_no_checkpoint_holds_is_closed(begin: Begin, alice: I
         await run.pull(batch=5, version=1)
 
 
+async def test_steps_that_no_version_came_of_are_taken_back_like_others(begin: Begin, alice: Identity) -> None:
+    """Their batch's numbers stay taken, so that the trainer acknowledges it with the next: nothing of it was trained on."""
+    run = await begin(versions=2)
+    await run.work(alice, 2, **made_with(run, 1))
+    await run.judge()
+    assert len(await run.pull(batch=5, version=1)) == 1
+    for purged in (2, 0):
+        done = await run.feeding.withdraw(1)
+        assert (done.next_version, done.next_batch, done.withdrawn, done.purged) == (2, 6, 0, purged)
+    assert await run.feeding.acknowledge(done.next_batch - 1) == 0
+    assert [(row.state, row.drop_reason) for row in await run.rows(t.rollouts)] == [("dropped", "withdrawn")] * 2
+    assert (await run.drops())["withdrawn"][0] == 2
+    assert [event.action for event in await run.rows(t.events)].count("withdraw") == 1
+
+
 async def test_who_was_working_is_not_to_blame(begin: Begin, alice: Identity) -> None:
     run = await begin(versions=3)
     await run.feeding.withdraw(1)
