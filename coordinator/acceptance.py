@@ -117,7 +117,7 @@ async def _accept(
     good = [row for row in rows if not standings[row.worker_id].standing.banned]
     for row in rows:
         if standings[row.worker_id].standing.banned:
-            await rollouts.drop(connection, row, "banned", at, sample_state="waiting")
+            await rollouts.drop(connection, row, "banned", at, again=True)
     await _credit(connection, good, {name: known.standing.accepted for name, known in standings.items()}, at, rules)
     completed = await _put_into_groups(connection, good, at)
     shadows = await hardware.shadow_classes(connection, [row.lease_id for row in good])
@@ -159,7 +159,7 @@ async def _put_into_groups(connection: AsyncConnection, rows: Sequence[Row], at:
     for row in rows:
         if theirs[row.group_id].state != "open":
             # Its group went out incomplete, or was dropped: the work is credited, but comes too late to be trained on.
-            await rollouts.drop(connection, row, "late", at, sample_state="dropped")
+            await rollouts.drop(connection, row, "late", at, again=False)
     await rollouts.set_state(connection, [row.rollout_id for row in in_time], "accepted")
     await groups.set_samples(connection, [row.sample_id for row in in_time], "accepted")
     touched = sorted({row.group_id for row in in_time})

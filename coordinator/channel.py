@@ -27,7 +27,15 @@ T = TypeVar("T")
 MAX_MESSAGE_BYTES = 256 << 20
 _BACKOFF_START_S = 0.25
 _BACKOFF_MAX_S = 15.0
-_AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.INTERNAL})
+# UNKNOWN: what a proxy before it answers for it, by HTTP; it never does itself.
+_AWAY = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNKNOWN,
+    }
+)
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

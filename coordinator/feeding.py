@@ -158,14 +158,13 @@ class Feeding:
                 past_deadline=at >= group.deadline,
             )
             for rollout_id in decision.stale:
-                sample_state = "waiting" if isinstance(decision, Reopen) else "dropped"
-                await rollouts.drop(connection, rows[rollout_id], "stale", at, sample_state=sample_state)
+                await rollouts.drop(connection, rows[rollout_id], "stale", at, again=isinstance(decision, Reopen))
             if isinstance(decision, Reopen):
                 await groups.set_state(connection, group.group_id, "open")
             elif isinstance(decision, Drop):
                 await self._close(connection, [group.group_id])
                 for rollout_id in decision.orphaned:
-                    await rollouts.drop(connection, rows[rollout_id], "incomplete_group", at, sample_state="dropped")
+                    await rollouts.drop(connection, rows[rollout_id], "incomplete_group", at, again=False)
                 await groups.set_state(connection, group.group_id, "dropped")
             else:
                 served.append((group, decision))

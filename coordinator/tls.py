@@ -108,18 +108,26 @@ class ServerTls:
         chain = _read(self._certificate, "server.certificate"), _read(self._key, "server.certificate_key")
         try:
             about = certificates.about(chain[0])
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._certificate, self._key)
-        except (ValueError, ssl.SSLError) as error:
-            raise UserError(
-                f"{self._certificate} and {self._key} are no certificate and its key: {error}; {_RENEW}"
-            ) from None
+        except ValueError as error:
+            raise self._unfit(error) from None
+        self._load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
         if about.not_after <= now:
             raise UserError(
                 f"the certificate {self._certificate} expired on {about.not_after:%Y-%m-%d}: "
                 "`coordinator certificate --config RUN.toml` renews it"
             )
-        self.context.load_cert_chain(self._certificate, self._key)
+        self._load_into(self.context)
         return about, chain
+
+    def _load_into(self, context: ssl.SSLContext) -> None:
+        """Raises UserError also if the files were changed, or have gone, since they were read."""
+        try:
+            context.load_cert_chain(self._certificate, self._key)
+        except (ValueError, OSError) as error:  # ssl.SSLError is one
+            raise self._unfit(error) from None
+
+    def _unfit(self, error: Exception) -> UserError:
+        return UserError(f"{self._certificate} and {self._key} are no certificate and its key: {error}; {_RENEW}")
 
 
 def _configuration(certificate: bytes, key: bytes) -> grpc.ServerCertificateConfiguration:

@@ -54,7 +54,7 @@ async def give_up(connection: AsyncConnection, at: float) -> int:
         await events.record(
             connection, at=at, actor="verifier", action="inconclusive", subject=row.rollout_id, detail=detail
         )
-        await rollouts.drop(connection, row, "inconclusive", at, sample_state="waiting")
+        await rollouts.drop(connection, row, "inconclusive", at, again=True)
     return len(found)
 
 
@@ -113,7 +113,7 @@ async def _postpone(connection: AsyncConnection, row: Row, verdict: Verdict, at:
             detail=f"attempt {attempts}: {verdict.detail}",
         )
     if attempts >= GIVE_UP_AT_ATTEMPTS:
-        await rollouts.drop(connection, row, "inconclusive", at, sample_state="waiting")
+        await rollouts.drop(connection, row, "inconclusive", at, again=True)
         return
     await rollouts.postpone(connection, rollout_id, until=at + RETRY_AFTER_S * 4 ** (attempts - 1))
 
@@ -150,7 +150,7 @@ async def _reject(connection: AsyncConnection, row: Row, verdict: Verdict, at: f
     rollout_id: str = row.rollout_id
     assert verdict.reason is not None, "a rejection names its reason"
     await rollouts.set_state(connection, [rollout_id], "rejected")
-    await groups.set_sample(connection, row.sample_id, "waiting")
+    await groups.free_samples(connection, [row.sample_id])
     await events.count_drop(
         connection, at=at, reason=f"rejected:{verdict.reason}", tokens=row.tokens, rollout_id=rollout_id
     )
@@ -223,7 +223,7 @@ async def purge(connection: AsyncConnection, worker_id: str, *, at: float, actor
     await leases.save_many(connection, [finish(lease, LeaseState.REVOKED) for lease in revoked])
     untrained = await rollouts.unconsumed_of_worker(connection, worker_id)
     for row in untrained:
-        await rollouts.drop(connection, row, "banned", at, sample_state="waiting")
+        await rollouts.drop(connection, row, "banned", at, again=True)
         group = await groups.get(connection, row.group_id)
         if group is not None and group.state == "ready":
             await groups.set_state(connection, row.group_id, "open")

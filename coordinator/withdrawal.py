@@ -61,7 +61,7 @@ async def withdraw(db: Database, *, after: int) -> Withdrawal:
 
 
 async def _drop(connection: AsyncConnection, row: Row, at: float) -> None:
-    await rollouts.drop(connection, row, REASON, at, sample_state="waiting")
+    await rollouts.drop(connection, row, REASON, at, again=True)
     group = await groups.get(connection, row.group_id)
     if group is not None and group.state == "ready":
         await groups.set_state(connection, row.group_id, "open")

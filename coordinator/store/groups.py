@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Row, bindparam, func, select, update
+from sqlalchemy import Row, bindparam, case, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.store import many
@@ -206,10 +206,6 @@ async def waiting(connection: AsyncConnection, limit: int, *, after: int = 0) ->
     ]
 
 
-async def set_sample(connection: AsyncConnection, sample_id: str, state: str) -> None:
-    await set_samples(connection, [sample_id], state)
-
-
 async def set_samples(connection: AsyncConnection, sample_ids: Sequence[str], state: str) -> None:
     if sample_ids:
         await _SET_SAMPLES.execute(connection, sample_ids, to_state=state)
@@ -217,6 +213,24 @@ async def set_samples(connection: AsyncConnection, sample_ids: Sequence[str], st
 
 _SET_SAMPLES = many.About(
     lambda mine: update(samples).where(mine).values(state=bindparam("to_state")), samples.c.sample_id
+)
+
+
+async def free_samples(connection: AsyncConnection, sample_ids: Sequence[str]) -> None:
+    """Let these be leased again, with the same seed; but for those of closed groups, which nobody leases any more."""
+    if sample_ids:
+        await _FREE_SAMPLES.execute(connection, sample_ids)
+
+
+_NOT_CLOSED = (
+    select(groups.c.group_id)
+    .where(groups.c.group_id == samples.c.group_id, groups.c.state.in_(("open", "ready")))
+    .correlate(samples)
+    .exists()
+)
+_FREE_SAMPLES = many.About(
+    lambda mine: update(samples).where(mine).values(state=case((_NOT_CLOSED, "waiting"), else_="dropped")),
+    samples.c.sample_id,
 )
 
 

@@ -47,7 +47,8 @@ async def _forget_trained(connection: AsyncConnection, before: float, limit: int
     stored = (
         select(t.payloads.c.rollout_id)
         .join(t.consumptions, t.consumptions.c.rollout_id == t.payloads.c.rollout_id)
-        .where(t.consumptions.c.batch == batch.batch)
+        .join(t.rollouts, t.rollouts.c.rollout_id == t.payloads.c.rollout_id)
+        .where(t.consumptions.c.batch == batch.batch, t.rollouts.c.state == "trained")
         .limit(limit)
     )
     ids = list((await connection.execute(stored)).scalars())

@@ -218,6 +218,21 @@ _CLAIM = many.About(
 )
 
 
+async def hold(connection: AsyncConnection, rollout_ids: Sequence[str], *, verifier: str, until: float) -> None:
+    """Let nobody else claim those of these that this verifier has claimed before `until`."""
+    await _HOLD.execute(connection, rollout_ids, by=verifier, until=until)
+
+
+_HOLD = many.About(
+    lambda mine: (
+        update(t.rollouts)
+        .where(mine, t.rollouts.c.state == "verifying", t.rollouts.c.verifier == bindparam("by"))
+        .values(claim_deadline=bindparam("until"))
+    ),
+    t.rollouts.c.rollout_id,
+)
+
+
 async def postpone(connection: AsyncConnection, rollout_id: str, *, until: float) -> None:
     """Let it be claimed again, by anyone, but not before `until`."""
     await connection.execute(
@@ -324,10 +339,14 @@ _SET_STATE = many.About(
 )
 
 
-async def drop(connection: AsyncConnection, row: Row, reason: str, at: float, *, sample_state: str) -> None:
-    """Take an unconsumed rollout out of the run, counted by reason and length. Its sample becomes `sample_state`."""
+async def drop(connection: AsyncConnection, row: Row, reason: str, at: float, *, again: bool) -> None:
+    """Take an unconsumed rollout out of the run, counted by reason and length. `again`: its sample is leased again, if its
+    group is not closed."""
     await set_state(connection, [row.rollout_id], "dropped", reason)
-    await groups.set_sample(connection, row.sample_id, sample_state)
+    if again:
+        await groups.free_samples(connection, [row.sample_id])
+    else:
+        await groups.set_samples(connection, [row.sample_id], "dropped")
     await events.count_drop(connection, at=at, reason=reason, tokens=row.tokens, rollout_id=row.rollout_id)
 
 

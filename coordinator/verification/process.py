@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 _IDLE_S = 0.1
 _REST_S = 0.2  # after a claim of all that waited: a round asks as much for one rollout as for many
 _DATABASE_RETRY_S = 1.0
+_HOLDS = 48  # of a claim, each for a third of its term
 _PRUNE_EVERY_S = 10.0  # to ask what is needed reads all that is under way
 _KEEP_VERSIONS = 2  # beyond those that staleness admits
 
@@ -169,8 +170,13 @@ class Verifier:
 
     async def _judge_and_write(self, pending: list[PendingRollout]) -> None:
         begun, at = time.perf_counter(), time.time()
-        found = await self._judge.judge(pending)
-        await self._write(found)
+        holding = asyncio.create_task(self._hold([item.rollout_id for item in pending]), name="hold")
+        try:
+            found = await self._judge.judge(pending)
+            await self._write(found)
+        finally:
+            holding.cancel()
+            await asyncio.gather(holding, return_exceptions=True)
         if self._tracing is not None:
             for item in pending:
                 lease_id = item.rollout.lease_id
@@ -185,6 +191,19 @@ class Verifier:
             time.perf_counter() - begun,
             extra={"action": "verify"},
         )
+
+    async def _hold(self, rollout_ids: list[str]) -> None:
+        """While these are judged, nobody else claims them: what takes longer than a claim's term would be done by every
+        verifier in turn, written by none, and dropped in the end. Not for ever: what hangs is for others to try."""
+        term = self._settings.claim_term_s
+        for _ in range(_HOLDS):
+            await asyncio.sleep(term / 3)
+            try:
+                async with self._db.write(Lane.ROWS) as connection:
+                    until = await database.now(connection) + term
+                    await rollouts.hold(connection, rollout_ids, verifier=self.name, until=until)
+            except Exception:
+                log.exception("claims could not be held; it goes on", extra={"action": "round_error"})
 
     async def _write(self, found: dict[str, Verdict]) -> None:
         """Store what was found, and say what was not accepted."""

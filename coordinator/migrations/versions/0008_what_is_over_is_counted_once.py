@@ -16,6 +16,11 @@ def _when(condition: str) -> Any:
 
 
 def upgrade() -> None:
+    # Rejected after their group was closed, they waited for ever, before all others.
+    op.execute(
+        "UPDATE samples SET state = 'dropped' WHERE state = 'waiting' AND group_id IN"
+        " (SELECT group_id FROM groups WHERE state NOT IN ('open', 'ready'))"
+    )
     op.create_table(
         "marks",
         sa.Column("name", sa.String(length=32), nullable=False),

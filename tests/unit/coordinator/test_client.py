@@ -14,6 +14,7 @@ import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from coordinator.channel import Channel
 from coordinator.client import Backoff, TrainerClient, WorkerClient, fetch_terms
 from coordinator.grpc_server import Listener, serve_trainer, serve_workers
 from coordinator.interceptors import peer_address
@@ -278,6 +279,22 @@ async def test_patience_ends(servers: Servers) -> None:
     await servers.stop()
     with pytest.raises(OurFault, match="away"):
         await client.standing(patience_s=0.0)
+
+
+async def test_what_a_proxy_answers_for_a_coordinator_is_an_outage() -> None:
+    """By HTTP, which gRPC calls UNKNOWN: it ended workers."""
+    answers, said = [grpc.StatusCode.UNKNOWN, None], []
+    channel = Channel(("127.0.0.1:9",), said.append)
+
+    async def ask() -> str:
+        code = answers.pop(0)
+        if code is not None:
+            raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), "Received http2 header: 500")
+        return "here"
+
+    assert await channel.call(ask, patience_s=30.0) == "here"
+    assert said == ["the coordinator is away (unknown); retrying with back-off"]
+    await channel.channel.close()
 
 
 async def test_who_is_told_to_stop_waits_for_no_coordinator() -> None:

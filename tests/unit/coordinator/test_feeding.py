@@ -169,6 +169,21 @@ async def test_an_incomplete_group_past_its_deadline_goes_with_enough(
     assert await run.sample_state(straggler.sample_id) == "dropped"
 
 
+async def test_what_is_rejected_after_its_group_went_is_leased_to_nobody(
+    begin: Begin, alice: Identity, bob: Identity
+) -> None:
+    """Such samples would wait for ever, before all others, and every grant look at them."""
+    run = await begin(group_size=3, min_group=2)
+    await complete(run, alice, 2)
+    (late,) = await run.work(bob, 1)
+    await run.let_group_expire()
+    assert len(await run.pull()) == 1
+    await run.judge(rejected())
+    assert await run.rollout_state(late) == "rejected"
+    assert await run.sample_state("g0-2") == "dropped"
+    assert not await run.rows(t.samples, t.samples.c.state == "waiting", t.samples.c.group_id == "g0")
+
+
 async def test_an_incomplete_group_past_its_deadline_is_dropped_with_too_few(
     begin: Begin, alice: Identity, bob: Identity
 ) -> None:

@@ -194,6 +194,24 @@ async def test_files_that_do_not_fit_leave_the_old_certificate_in_use(tmp_path: 
         assert await fetch_terms(f"https://{at}#sha256={tls.pin}", patience_s=0.0)
 
 
+def test_a_file_that_goes_while_it_is_read_leaves_the_old_certificate_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever renews it may be in the middle of that: `serve` goes on."""
+    tls, real = made(tmp_path), certificates.about
+
+    def gone(chain: bytes) -> certificates.About:
+        (tmp_path / "server.key").unlink()
+        return real(chain)
+
+    certificates.write(tmp_path, "run", ["127.0.0.1"], NOW)
+    monkeypatch.setattr(certificates, "about", gone)
+    assert not tls.refresh(NOW)
+    monkeypatch.undo()
+    certificates.write(tmp_path, "run", ["127.0.0.1"], NOW)
+    assert tls.refresh(NOW)
+
+
 def test_expiry_is_announced_a_month_before(tmp_path: Path) -> None:
     tls = made(tmp_path)
     assert tls.warning(NOW) == ""
