@@ -18,7 +18,6 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from protocol.declaration import BF16, PRECISIONS
 from protocol.errors import UserError
-from worker.hardware import default_concurrency
 
 _PREFIX = "ROLLSWARM_WORKER_"
 
@@ -70,7 +69,7 @@ class WorkerConfig(BaseSettings):
     name: str = Field(default_factory=lambda: platform.node()[:64] or "worker", max_length=64)
     dtype: str = Field("auto", pattern="^(auto|bfloat16|float32)$")
     precision: str = Field(BF16, pattern=f"^({'|'.join(PRECISIONS)})$")
-    concurrency: int = Field(default_factory=default_concurrency, ge=1, le=256)
+    concurrency: int | None = Field(None, ge=1, le=256)  # None: what suits the machine and the run's lengths
     max_model_len: int | None = Field(None, ge=8)
     kv_cache_gib: float | None = Field(None, gt=0)
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)

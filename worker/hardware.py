@@ -6,6 +6,9 @@ import os
 import platform
 import subprocess
 
+_FEW, _MANY = 8, 64
+_TOKENS_OF_PROOFS = (2 << 30) // (8 << 10)
+
 
 def describe() -> str:
     """The GPUs as the driver names them, else processor and cores; at most 128 characters."""
@@ -52,9 +55,12 @@ def native_dtype() -> str:
     return "float32"
 
 
-def default_concurrency() -> int:
-    """Samples at once: where they share a GPU, each costs little, and too many are halved when memory runs out."""
-    return 64 if _gpus() else 8
+def default_concurrency(longest: int) -> int:
+    """Samples at once of up to so many tokens: 8 on a CPU. On a GPU, where each more costs little, 64 or as many as the memory
+    for proofs holds to their end, if each token has 8 KiB (bf16 of a hidden size of 4096); at least 8."""
+    if not _gpus():
+        return _FEW
+    return min(_MANY, max(_FEW, _TOKENS_OF_PROOFS // longest))
 
 
 def default_kv_cache_gib() -> float | None:

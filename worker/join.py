@@ -24,13 +24,21 @@ from shardcast.swarm import Swarm, SwarmConfig
 from worker import console, preflight
 from worker.config import WorkerConfig
 from worker.engine import Engine
-from worker.hardware import default_enforce_eager, default_kv_cache_gib, describe, devices, native_dtype
+from worker.hardware import (
+    default_concurrency,
+    default_enforce_eager,
+    default_kv_cache_gib,
+    describe,
+    devices,
+    native_dtype,
+)
 from worker.loop import Worker
 from worker.outbox import Outbox
 from worker.pins import check_pins
 from worker.status import Status
 from worker.vllm_engine.installed import require_vllm
 from worker.weights import WeightsFollower
+from worker.within_memory import samples_at_once
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +61,8 @@ async def join(
         raise UserError(f"{trust.url} names no relay to take weights from: tell its operator to set shardcast.relays")
     require_admitted(config.precision, terms, trust.url)
     require_tools(terms, trust.url)
+    at_once = config.concurrency or default_concurrency(terms.max_tokens)
+    config = config.model_copy(update={"concurrency": at_once})
     engine = make_engine(config, terms)
     _say(f"joining {terms.name}: {terms.model}, staleness ≤ {terms.max_staleness}", as_json)
     status = Status()
@@ -90,14 +100,15 @@ async def join(
         follower=WeightsFollower(shardcast, terms, status),
         outbox=Outbox(run_folder / "outbox"),
         status=status,
-        concurrency=config.concurrency,
+        concurrency=at_once,
         drain_s=config.drain_s,
         precision=config.precision,
     )
     _stop_on_signals(worker)
     face = asyncio.create_task(console.show(status, terms, worker=short_id(identity.key_id), as_json=as_json))
     try:
-        await worker.run()
+        with samples_at_once(at_once):
+            await worker.run()
     finally:
         face.cancel()
         await asyncio.gather(face, return_exceptions=True)
@@ -168,7 +179,7 @@ def vllm_engine(config: WorkerConfig, terms: RunTerms) -> Engine:
 
     return VllmEngine(
         VllmEngineConfig(
-            max_num_seqs=config.concurrency,
+            max_num_seqs=config.concurrency or default_concurrency(terms.max_tokens),
             dtype=native_dtype() if config.dtype == "auto" else config.dtype,
             max_model_len=config.max_model_len or terms.max_prompt_tokens + terms.max_tokens,
             enforce_eager=default_enforce_eager() if config.enforce_eager is None else config.enforce_eager,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 from protocol.errors import OurFault
 from worker.config import WorkerConfig
@@ -15,16 +16,28 @@ _OUT_OF_MEMORY = re.compile(
 )
 
 
+class OutOfMemory(OurFault):
+    """An engine ran out of memory with so many samples `at_once`."""
+
+    def __init__(self, text: str, at_once: int) -> None:
+        super().__init__(text)
+        self.at_once = at_once
+
+
+@contextlib.contextmanager
+def samples_at_once(count: int) -> Iterator[None]:
+    """What fails in the block for want of memory says with how many."""
+    try:
+        yield
+    except OurFault as error:
+        if is_out_of_memory(error):
+            raise OutOfMemory(str(error), count) from error
+        raise
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an engine's failure says that memory was short, in the words of torch, vLLM or the system."""
     return _OUT_OF_MEMORY.search(str(error)) is not None
-
-
-def smaller(config: WorkerConfig) -> WorkerConfig | None:
-    """Half the samples at once; None if it is one already."""
-    if config.concurrency == 1:
-        return None
-    return config.model_copy(update={"concurrency": config.concurrency // 2})
 
 
 async def within_memory(
@@ -38,14 +51,12 @@ async def within_memory(
         try:
             await work(config)
             return
-        except OurFault as error:
-            if not is_out_of_memory(error):
-                raise
-            less = smaller(config)
-            if less is None:
+        except OutOfMemory as error:
+            if error.at_once == 1:
                 raise OurFault(
                     f"the engine ran out of memory with one sample at once ({error}): end what else uses the GPU, "
                     "set --gpu-memory-utilization lower if the display shares it, or --max-model-len to the run's lengths"
                 ) from error
-            say(f"out of memory with {config.concurrency} samples at once: starting again with {less.concurrency}")
-            config = less
+            less = error.at_once // 2
+            say(f"out of memory with {error.at_once} samples at once: starting again with {less}")
+            config = config.model_copy(update={"concurrency": less})

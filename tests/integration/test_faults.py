@@ -36,7 +36,7 @@ from worker.need import Need
 from worker.outbox import Outbox
 from worker.pins import check_pins
 from worker.preflight import check_fit
-from worker.within_memory import within_memory
+from worker.within_memory import samples_at_once, within_memory
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Serve = Callable[..., Awaitable[str]]
@@ -272,7 +272,8 @@ def test_19_no_room_on_the_disk() -> None:
 
 async def test_20_an_engine_that_runs_out_of_memory(tmp_path: Path) -> None:
     async def work(config: WorkerConfig) -> None:
-        raise OurFault("the engine died: CUDA out of memory")
+        with samples_at_once(config.concurrency or 8):
+            raise OurFault("the engine died: CUDA out of memory")
 
     said: list[str] = []
     with pytest.raises(OurFault, match=r"ran out of memory.*--max-model-len"):

@@ -6,7 +6,6 @@ import pytest
 from pydantic import ValidationError
 
 from protocol.errors import UserError
-from worker import hardware
 from worker.config import WorkerConfig, check_environment, config_path, default_home, origins
 
 
@@ -17,16 +16,10 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_flags_come_before_the_environment_before_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert WorkerConfig().concurrency == 8
+    assert WorkerConfig().concurrency is None
     monkeypatch.setenv("ROLLSWARM_WORKER_CONCURRENCY", "16")
     assert WorkerConfig().concurrency == 16
     assert WorkerConfig(concurrency=3).concurrency == 3
-
-
-@pytest.mark.parametrize(("gpus", "at_once"), [([], 8), (["NVIDIA H200"], 64)])
-def test_a_gpu_does_more_at_once(monkeypatch: pytest.MonkeyPatch, gpus: list[str], at_once: int) -> None:
-    monkeypatch.setattr(hardware, "_gpus", lambda: gpus)
-    assert WorkerConfig().concurrency == at_once
 
 
 def test_everything_of_a_worker_lies_in_its_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -50,7 +43,7 @@ def test_nonsense_is_refused(field: dict[str, float]) -> None:
 def test_a_file_comes_after_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert config_path() == tmp_path / "rollswarm" / "worker.toml"
-    assert WorkerConfig().concurrency == 8  # none is there
+    assert WorkerConfig().concurrency is None  # there is no file
     config_path().parent.mkdir()
     config_path().write_text('concurrency = 4\nname = "box"\n')
     assert (WorkerConfig().concurrency, WorkerConfig().name) == (4, "box")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.hardware import describe, devices
+from worker.hardware import default_concurrency, describe, devices
 
 
 def driver(folder: Path, script: str) -> str:
@@ -27,6 +27,16 @@ def test_gpus_are_named_and_counted(
 ) -> None:
     monkeypatch.setenv("PATH", driver(tmp_path, script))
     assert describe() == expected
+
+
+@pytest.mark.parametrize(("longest", "at_once"), [(256, 64), (4096, 64), (4100, 63), (16_384, 16), (100_000, 8)])
+def test_a_gpu_does_as_many_at_once_as_the_memory_for_proofs_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: int, at_once: int
+) -> None:
+    monkeypatch.setenv("PATH", driver(tmp_path, "echo NVIDIA L4"))
+    assert default_concurrency(longest) == at_once
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert default_concurrency(longest) == 8
 
 
 def test_without_a_driver_the_processor_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

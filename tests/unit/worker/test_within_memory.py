@@ -6,7 +6,7 @@ import pytest
 
 from protocol.errors import OurFault
 from worker.config import WorkerConfig
-from worker.within_memory import is_out_of_memory, within_memory
+from worker.within_memory import is_out_of_memory, samples_at_once, within_memory
 
 
 @pytest.mark.parametrize(
@@ -27,18 +27,21 @@ async def test_it_is_tried_with_half_until_it_fits(tmp_path: Path) -> None:
     tried, said = [], []
 
     async def work(config: WorkerConfig) -> None:
-        tried.append(config.concurrency)
-        if config.concurrency > 2:
-            raise OurFault("the engine died: CUDA out of memory")
+        at_once = config.concurrency or 8  # what suits
+        tried.append(at_once)
+        with samples_at_once(at_once):
+            if at_once > 2:
+                raise OurFault("the engine died: CUDA out of memory")
 
-    await within_memory(work, WorkerConfig(home=tmp_path, concurrency=8), said.append)
+    await within_memory(work, WorkerConfig(home=tmp_path), said.append)
     assert tried == [8, 4, 2]
     assert said[-1] == "out of memory with 4 samples at once: starting again with 2"
 
 
 async def test_if_nothing_fits_the_remedies_are_named(tmp_path: Path) -> None:
     async def work(config: WorkerConfig) -> None:
-        raise OurFault("CUDA out of memory")
+        with samples_at_once(1):
+            raise OurFault("CUDA out of memory")
 
     with pytest.raises(OurFault, match="--gpu-memory-utilization"):
         await within_memory(work, WorkerConfig(home=tmp_path, concurrency=1), lambda text: None)
@@ -49,7 +52,8 @@ async def test_any_other_failure_is_not_tried_again(tmp_path: Path) -> None:
 
     async def work(config: WorkerConfig) -> None:
         tried.append(config)
-        raise OurFault("the engine died")
+        with samples_at_once(8):
+            raise OurFault("the engine died")
 
     with pytest.raises(OurFault, match="died"):
         await within_memory(work, WorkerConfig(home=tmp_path), lambda text: None)
