@@ -101,9 +101,9 @@ def open_envelope(envelope: SignedEnvelope, envelope_type: str, pinned: Collecti
 
 @lru_cache(maxsize=4096)
 def public_key(key_id: str) -> Ed25519PublicKey:
-    """The public key that a key id holds. Raises BadSignature if it is malformed."""
-    if len(key_id) != _KEY_ID_LENGTH or not key_id.startswith(KEY_ID_PREFIX):
-        raise BadSignature("a key id reads ed25519:<64 hex digits>")
+    """The public key that a key id holds. Raises BadSignature if it is malformed: a key has one id, and is known by it."""
+    if len(key_id) != _KEY_ID_LENGTH or not key_id.startswith(KEY_ID_PREFIX) or key_id != key_id.lower():
+        raise BadSignature("a key id reads ed25519:<64 hex digits, in lower case>")
     try:
         return Ed25519PublicKey.from_public_bytes(bytes.fromhex(key_id[len(KEY_ID_PREFIX) :]))
     except ValueError as error:

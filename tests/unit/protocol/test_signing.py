@@ -58,6 +58,15 @@ def test_signing_is_deterministic() -> None:
     assert ALICE.sign(ROLLOUT, b"x") == ALICE.sign(ROLLOUT, b"x"), "so the same submission gets the same receipt"
 
 
+def test_a_key_has_one_id() -> None:
+    """By another spelling it would be another worker: with leases of its own, and without its ban."""
+    signed = ALICE.sign(ROLLOUT, b"x")
+    spelled = "ed25519:" + ALICE.key_id.removeprefix("ed25519:").upper()
+    assert spelled != ALICE.key_id
+    with pytest.raises(BadSignature, match="lower case"):
+        open_envelope(replace(signed, key_id=spelled), ROLLOUT)
+
+
 @pytest.mark.parametrize("passphrase", [None, b"open sesame"])
 def test_a_key_survives_its_pem(passphrase: bytes | None) -> None:
     assert Identity.from_pem(ALICE.to_pem(passphrase), passphrase).key_id == ALICE.key_id
