@@ -56,7 +56,7 @@ def _answer(method: Callable[..., Any], arguments: Mapping[str, Any]) -> bytes:
     except RollswarmError as error:
         return json.dumps({"fault": str(error)}).encode()
     except Exception as error:
-        return json.dumps({"fault": f"{type(error).__name__}: {error}"}).encode()
+        return json.dumps({"unforeseen": f"{type(error).__name__}: {error}"}).encode()
     verdicts = {key: dataclasses.asdict(verdict) for key, verdict in (answer or {}).items()}
     return json.dumps({"verdicts": verdicts}).encode()
 

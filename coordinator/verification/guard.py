@@ -1,8 +1,9 @@
 """Guards the verifier against what it verifies: rollouts are examined in a child with limits on time and memory.
 
-A rollout that crashes the child, hangs it or fills its memory costs the batch it came with another try, in halves, until it
-is alone: then it is INCONCLUSIVE, our fault like every failure of ours, and alone from the start when it comes again
-(`verdicts` alerts at its second time, and gives it up at its fifth). The others have their verdicts by then.
+A rollout that crashes the child, hangs it, fills its memory or brings about an error that nobody foresaw costs the batch it came
+with another try, in halves, until it is alone: then it is INCONCLUSIVE, our fault like every failure of ours, and alone from the
+start when it comes again (`verdicts` alerts at its second time, and gives it up at its fifth). The others have their verdicts by
+then.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ class ChildLost(OurFault):
     """The child died, or was ended for going over a limit."""
 
 
+class Unforeseen(OurFault):
+    """The child lives and has no verdicts, for a reason that is no fault of ours that we know: a rollout may be it."""
+
+
 class Guard:
     """Asks one child, started when it is first needed and again after each death. Use from one task at a time.
 
@@ -87,18 +92,27 @@ class Guard:
             return {}
         ids = [item.rollout_id for item in items]
         try:
-            answer = await self._ask("examine", {"items": list(items), "folders": dict(folders), "exact": exact})
-            return child.read_verdicts(answer, set(ids))
-        except ChildLost as error:
-            log.error("%s, with %d rollouts", error, len(items), extra={"action": "child_lost", "rollouts": ids[:8]})
+            return await self._verdicts(items, folders, exact)
+        except (ChildLost, Unforeseen) as error:
+            action = "child_lost" if isinstance(error, ChildLost) else "unforeseen"
+            log.error("%s, with %d rollouts", error, len(items), extra={"action": action, "rollouts": ids[:8]})
             if len(items) == 1:
                 self._suspect(ids[0])
                 return {ids[0]: inconclusive(OurFault(f"{error}, with this rollout alone"))}
-        except (OurFault, ValueError, TypeError, KeyError) as error:
+        except OurFault as error:
             return {each: inconclusive(error) for each in ids}
         middle = len(items) // 2
         first = await self._try(items[:middle], folders, exact)
         return first | await self._try(items[middle:], folders, exact)
+
+    async def _verdicts(
+        self, items: Sequence[PendingRollout], folders: Mapping[str, Path], exact: bool
+    ) -> dict[str, Verdict]:
+        answer = await self._ask("examine", {"items": list(items), "folders": dict(folders), "exact": exact})
+        try:
+            return child.read_verdicts(answer, {item.rollout_id for item in items})
+        except (ValueError, TypeError, KeyError) as error:
+            raise Unforeseen(f"the examination's verdicts are none: {type(error).__name__}: {error}") from error
 
     def _suspect(self, rollout_id: str) -> None:
         self._suspects[rollout_id] = None
@@ -136,8 +150,11 @@ class Guard:
         except asyncio.CancelledError:
             await self.close()  # or its answer would be taken for another's
             raise
-        if not isinstance(answer, dict) or "fault" in answer:
-            raise OurFault(f"the examination failed: {answer['fault'] if isinstance(answer, dict) else 'no answer'}")
+        if not isinstance(answer, dict) or "unforeseen" in answer:
+            why = answer["unforeseen"] if isinstance(answer, dict) else "no answer"
+            raise Unforeseen(f"the examination failed: {why}")
+        if "fault" in answer:
+            raise OurFault(f"the examination failed: {answer['fault']}")
         return answer
 
     async def _start(self) -> None:

@@ -84,11 +84,15 @@ async def test_what_the_child_says_comes_through(bench: Bench) -> None:
     assert await bench.outcomes("b") == {"b": Outcome.ACCEPTED}
 
 
-async def test_an_exception_is_no_death(bench: Bench) -> None:
-    found = await bench.guard.examine(pending("raises", "a"), {})
-    assert {verdict.outcome for verdict in found.values()} == {Outcome.INCONCLUSIVE}
-    assert "ValueError: unforeseen" in found["a"].detail
-    assert len(bench.batches) == 1
+async def test_an_error_that_nobody_foresaw_takes_no_other_with_it(bench: Bench) -> None:
+    """Nor is it a death. Five times, and those beside it would be dropped: honest work, lost."""
+    found = await bench.guard.examine(pending("a", "raises", "b"), {})
+    outcomes = {key: verdict.outcome for key, verdict in found.items()}
+    assert outcomes == {"a": Outcome.ACCEPTED, "b": Outcome.ACCEPTED, "raises": Outcome.INCONCLUSIVE}
+    assert "ValueError: unforeseen" in found["raises"].detail and "with this rollout alone" in found["raises"].detail
+    assert bench.batches == [["a", "raises", "b"], ["a"], ["raises", "b"], ["raises"], ["b"]]
+    child_then = bench.guard._process
+    assert (await bench.outcomes("c"))["c"] is Outcome.ACCEPTED and bench.guard._process is child_then
 
 
 async def test_a_clean_exit_is_a_death_too(bench: Bench) -> None:
