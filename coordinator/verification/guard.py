@@ -1,9 +1,9 @@
 """Guards the verifier against what it verifies: rollouts are examined in a child with limits on time and memory.
 
-A rollout that crashes the child, hangs it, fills its memory or brings about an error that nobody foresaw costs the batch it came
-with another try, in halves, until it is alone: then it is INCONCLUSIVE, our fault like every failure of ours, and alone from the
-start when it comes again (`verdicts` alerts at its second time, and gives it up at its fifth). The others have their verdicts by
-then.
+A rollout that crashes the child, hangs it, fills its memory or brings about an error that nobody foresaw costs the
+batch it came with another try, in halves, until it is alone: then it is INCONCLUSIVE, our fault like every failure of
+ours, and alone from the start when it comes again (`verdicts` alerts at its second time, and gives it up at its fifth).
+The others have their verdicts by then.
 """
 
 from __future__ import annotations
