@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import Select, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.store import tables as t
@@ -17,14 +18,17 @@ async def read(connection: AsyncConnection, name: str) -> float:
 
 async def seize(connection: AsyncConnection, name: str) -> float:
     """The mark, which nobody else moves before the transaction ends."""
-    return float((await connection.execute(_mark(name).with_for_update())).scalar() or 0.0)
+    there = (await connection.execute(_mark(name).with_for_update())).scalar()
+    if there is None:
+        insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+        await connection.execute(insert(t.marks).values(name=name, at=0.0).on_conflict_do_nothing())
+        there = (await connection.execute(_mark(name).with_for_update())).scalar_one()
+    return float(there)
 
 
 async def move(connection: AsyncConnection, name: str, to: float) -> None:
-    """Move a mark that was seized. Raises IntegrityError if somebody else moved it meanwhile, for the first time."""
-    moved = await connection.execute(update(t.marks).where(t.marks.c.name == name).values(at=to))
-    if moved.rowcount == 0:
-        await connection.execute(t.marks.insert().values(name=name, at=to))
+    """Move a mark that was seized."""
+    await connection.execute(update(t.marks).where(t.marks.c.name == name).values(at=to))
 
 
 def _mark(name: str) -> Select[Any]:

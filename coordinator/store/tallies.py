@@ -64,13 +64,17 @@ class Tally:
 
 
 async def _rollouts_final(connection: AsyncConnection, mark: float, at: float) -> float | None:
-    """Up to the oldest that is under way."""
-    bounds = [at - _SETTLED_S]
-    for state in _UNDER_WAY:
-        oldest = select(func.min(t.rollouts.c.received_at)).where(t.rollouts.c.state == state)
-        if (received_at := (await connection.execute(oldest)).scalar()) is not None:
-            bounds.append(received_at)
-    return min(bounds)
+    """Up to the oldest that is under way, as one statement finds it: between two, one may go from one state to another."""
+    oldest = (await connection.execute(_OLDEST_UNDER_WAY)).one()
+    return min([at - _SETTLED_S, *(received_at for received_at in oldest if received_at is not None)])
+
+
+_OLDEST_UNDER_WAY = select(
+    *(
+        select(func.min(t.rollouts.c.received_at)).where(t.rollouts.c.state == state).scalar_subquery().label(state)
+        for state in _UNDER_WAY
+    )
+)
 
 
 async def _consumptions_final(connection: AsyncConnection, mark: int, at: float) -> float | None:

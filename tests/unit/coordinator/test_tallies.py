@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 
@@ -107,3 +108,14 @@ async def test_what_lies_in_one_place_is_counted_together(run: StoredRun, alice:
         assert await totals(run) == await counted_anew(run)
     assert {row.name for row in await run.rows(t.tallies)} == {"rollouts", "staleness", "ledger"}
     assert await totals(run) == await counted_anew(run)
+
+
+async def test_replicas_count_side_by_side(run: StoredRun, alice: Identity) -> None:
+    """Each row once, whoever comes first, also the first time."""
+    await run.work(alice, 4)
+    await run.judge()
+    assert len(await run.pull()) == 2
+    await run.feeding.acknowledge(0)
+    for _ in range(3):
+        await asyncio.gather(*(advance(run, tally, 1) for tally in tallies.ALL for _ in range(3)))
+        assert await totals(run) == await counted_anew(run)
