@@ -233,7 +233,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.history", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sizes", type=int, nargs="+", default=[50_000, 500_000], help="rollouts")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[100_000, 500_000], help="rollouts")
     parser.add_argument("--repeats", type=int, default=5)
     # A benchmark that is told to stop takes its processes with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))

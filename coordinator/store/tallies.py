@@ -17,8 +17,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from coordinator.store import many, marks
 from coordinator.store import tables as t
 
-# Who writes asks for the time first, and some milliseconds later for a number: what is so old has no older neighbour to come.
-_SETTLED_S = 30.0
+# Who writes asks for the time first, and some milliseconds later for a number, and is seen when it commits. What is so old has
+# no older neighbour to come: of a process that falls silent in between, PostgreSQL ends the session after a minute.
+_SETTLED_S = 120.0
 _UNDER_WAY = ("pending", "verifying", "accepted", "served")
 _BETWEEN = "|"  # the parts of a key
 Key = tuple[str, ...]
@@ -116,7 +117,7 @@ async def total(connection: AsyncConnection, tally: Tally) -> Counter[Key]:
     counted: Counter[Key] = Counter()
     kept = select(t.tallies.c.key, t.tallies.c.amount).where(t.tallies.c.name == tally.name)
     for row in await connection.execute(kept):
-        counted[tuple(row.key.split(_BETWEEN))] += int(row.amount)
+        counted[tuple(row.key.split(_BETWEEN, len(tally.key) - 1))] += int(row.amount)
     excepted = tally.excepted()
     for statement in (tally.between(mark), *(() if excepted is None else (excepted,))):
         counted.update(await _counted(connection, statement))
