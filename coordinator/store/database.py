@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import enum
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import aiosqlite
 from sqlalchemy import ARRAY, ColumnElement, Float, Select, String, any_, event, func, literal, literal_column, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidatePoolError
@@ -84,7 +88,9 @@ class Database:
             return cls(engine)
         if parsed.database and parsed.database != ":memory:":
             Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
-        engine = create_async_engine(parsed, connect_args={"timeout": _BUSY_TIMEOUT_S})
+        engine = create_async_engine(
+            parsed, connect_args={"timeout": _BUSY_TIMEOUT_S, "async_creator_fn": _connect_sqlite}
+        )
         _prepare_sqlite(engine)
         return cls(engine)
 
@@ -103,7 +109,8 @@ class Database:
                 try:
                     yield connection
                 finally:
-                    connection.info.pop(_NOW, None)  # it would outlive the transaction
+                    if not connection.invalidated:  # by a call that was cancelled
+                        connection.info.pop(_NOW, None)  # it would outlive the transaction
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
@@ -195,6 +202,37 @@ def _ping_idle(engine: AsyncEngine) -> None:
             engine.sync_engine.dialect.do_ping(connection)
         except Exception as error:
             raise InvalidatePoolError from error  # all others are of the same server
+
+
+class _WholeCalls(aiosqlite.Connection):
+    """Whoever is cancelled in the middle of a call waits for its end: the call goes on in its thread in any case, and what it
+    began, a transaction with the database's lock, would be left to nobody."""
+
+    async def _execute(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        call = asyncio.ensure_future(super()._execute(fn, *args, **kwargs))
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            while not call.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([call])
+            if not call.cancelled():
+                call.exception()  # nobody else will ask
+            raise
+
+    async def close(self) -> None:
+        """Roll back first: SQLite keeps what is closed open, with its lock, as long as anything refers to a cursor of it, and
+        the error of a call that was cancelled does."""
+        if self._connection is not None:
+            with contextlib.suppress(sqlite3.Error, ValueError):
+                await self._execute(self._connection.rollback)
+        await super().close()
+
+
+def _connect_sqlite(database: str, **options: Any) -> aiosqlite.Connection:
+    connection = _WholeCalls(lambda: sqlite3.connect(database, **options), 64)
+    connection._thread.daemon = True  # as SQLAlchemy does: a process ends without it
+    return connection
 
 
 def _prepare_sqlite(engine: AsyncEngine) -> None:
