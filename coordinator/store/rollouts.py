@@ -142,10 +142,11 @@ async def claimed(connection: AsyncConnection, rollout_ids: Sequence[str], verif
     return list(await _CLAIMED.execute(connection, rollout_ids, by=verifier))
 
 
+_STILL_CLAIMED = (t.rollouts.c.state == "verifying") & (t.rollouts.c.verifier == bindparam("by"))
 _CLAIMED = many.About(
     lambda mine: (
         select(t.rollouts)
-        .where(mine, t.rollouts.c.state == "verifying", t.rollouts.c.verifier == bindparam("by"))
+        .where(mine, _STILL_CLAIMED)
         .order_by(t.rollouts.c.received_at)
         .with_for_update(key_share=True)
     ),
@@ -224,11 +225,7 @@ async def hold(connection: AsyncConnection, rollout_ids: Sequence[str], *, verif
 
 
 _HOLD = many.About(
-    lambda mine: (
-        update(t.rollouts)
-        .where(mine, t.rollouts.c.state == "verifying", t.rollouts.c.verifier == bindparam("by"))
-        .values(claim_deadline=bindparam("until"))
-    ),
+    lambda mine: update(t.rollouts).where(mine, _STILL_CLAIMED).values(claim_deadline=bindparam("until")),
     t.rollouts.c.rollout_id,
 )
 
